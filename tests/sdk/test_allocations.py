@@ -13,10 +13,12 @@ from sdk.executors import Process
 from sdk.jobs import Add
 from sdk.stuck_jobs import Stuck
 from sdk.test_killed_processes import has_ended, pids_in
+from zndraw_joblib.wire.messages import JobResponse
 from zndraw_joblib.wire.statuses import TaskStatus
 from zndraw_joblib.worker import allocations
 from zndraw_joblib.worker.allocations import Allocation, end_of_allocation
 from zndraw_joblib.worker.manager import JobManager
+from zndraw_joblib.worker.rest import RestApi
 from zndraw_joblib.worker.serving import Runner
 
 Make = Callable[..., JobManager]
@@ -67,18 +69,38 @@ def test_the_end_of_an_allocation_loses_no_task(
     assert {task: caller.wait_for(task, 60).result for task in expected} == expected
 
 
-def test_a_worker_leaves_jobs_that_no_longer_fit(worker: Make, room: str) -> None:
-    """It runs the others, and leaves when there are none."""
-    allocation = Allocation(ends_at=time.time() + 600)
-    manager = worker(Runner(), allocation=allocation)
+def test_a_worker_gets_only_tasks_that_fit(worker: Make, room: str) -> None:
+    """It runs the others, and leaves when it has no time for any of its jobs."""
+    manager = worker(Runner(), allocation=Allocation(ends_at=time.time() + 600), long_poll=1)
+    manager.register(Add, room=room, expected_seconds=60, timeout_seconds=3600)
+    manager.register(Process, room=room, timeout_seconds=3600)
+    long = manager.submit(Process(), room=room)
+    assert manager.wait_for(manager.submit(Add(a=1, b=2), room=room), 30).result == 3
+    assert "no_worker_with_enough_time" in {reason.code for reason in manager.explain(long).reasons}
+    [summary] = manager.workers(room).items
+    assert summary.ends_at is not None
+    assert abs(summary.ends_at.timestamp() - time.time() - 600) < 60
+    set_end(manager, 50)
+    wait_until(lambda: has_left(manager), 30)
+    assert manager.get_task(long).status == TaskStatus.PENDING
+
+
+def test_a_worker_leaves_long_jobs_of_an_older_server(
+    worker: Make, room: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a server does not know `expected_seconds`, and would give it their tasks."""
+    register = RestApi.register
+
+    def register_at_older(*args: Any) -> JobResponse:
+        response = register(*args)
+        return JobResponse.model_validate(response.model_dump(exclude={"expected_seconds"}, by_alias=True))
+
+    monkeypatch.setattr(RestApi, "register", register_at_older)
+    manager = worker(Runner(), allocation=Allocation(ends_at=time.time() + 600))
     manager.register(Add, room=room, timeout_seconds=60)
     manager.register(Process, room=room, timeout_seconds=3600)
     wait_until(lambda: len(manager.registry) == 1)
-    [name] = manager.registry
-    assert manager.wait_for(manager.submit(Add(a=1, b=2), room=room), 30).result == 3
-    set_end(manager, 50)
-    wait_until(lambda: has_left(manager), 30)
-    assert name.endswith(":Add")
+    assert next(iter(manager.registry)).endswith(":Add")
 
 
 def test_an_idle_worker_leaves(worker: Make, room: str) -> None:

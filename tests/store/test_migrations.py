@@ -1228,6 +1228,21 @@ async def test_tokens_of_earlier_releases_keep_their_rights(empty: AsyncEngine) 
             assert await counts(connection, ["joblib_token"]) == [2]
 
 
+async def test_workers_of_earlier_releases_have_no_end(empty: AsyncEngine) -> None:
+    """The upgrade from 0044 keeps the workers, and so does a downgrade."""
+    at = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
+    worker = {"id": uuid4(), "owner_id": "ann", "created_at": at, "last_heartbeat": at, "draining": False}
+    async with empty.begin() as connection:
+        await connection.run_sync(migrate, command.upgrade, "0044")
+        await add(connection, {"joblib_worker": worker})
+    for _ in range(2):
+        await schema.upgrade(SessionDatabase(open_sessions(empty)))
+        async with empty.begin() as connection:
+            rows = await connection.execute(text("SELECT owner_id, ends_at FROM joblib_worker"))
+            assert rows.all() == [("ann", None)]
+            await connection.run_sync(migrate, command.downgrade, "0044")
+
+
 def test_the_names_of_the_migrations_are_their_versions() -> None:
     """The newest version, and all older ones, are known without loading the migrations."""
     revisions = [script.revision for script in ScriptDirectory(str(schema.scripts())).walk_revisions()]

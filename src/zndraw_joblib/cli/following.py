@@ -151,10 +151,14 @@ class TaskStream:
 EXIT_TIMEOUT = 124
 _EXPLAIN_SECONDS = 5.0
 # Of these a user is told without asking.
-_NEEDS_HELP = frozenset({"paused", "no_worker", "no_matching_worker", "draining", "not_claimed"})
+_NEEDS_HELP = frozenset(
+    {*("paused", "no_worker", "no_matching_worker", "no_worker_with_enough_time", "draining"), "not_claimed"}
+)
 _REMEDIES = {
     "no_worker": "'zndraw-joblib worker FILE' starts one",
     "no_matching_worker": "'zndraw-joblib worker FILE --label KEY=VALUE' starts one with these labels",
+    "no_worker_with_enough_time": "'zndraw-joblib worker FILE --walltime DURATION' starts one with more "
+    "time; expected_seconds of the job's policy says how long its tasks run",
     "draining": "'zndraw-joblib worker FILE' starts another one",
     "not_claimed": "'zndraw-joblib worker FILE' starts one that does",
     "workers_busy": "start another worker, or one with a larger --concurrency",

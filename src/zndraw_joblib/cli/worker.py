@@ -124,8 +124,8 @@ Walltime = Annotated[
     typer.Option(
         "--walltime",
         metavar="auto|DURATION",
-        help="How much time is left, like 12h, or auto for that of a Slurm job. The worker leaves jobs whose "
-        "time limit is longer, and itself 30 s before the end.",
+        help="How much time is left, like 12h, or auto for that of a Slurm job. The worker gets only tasks "
+        "that are expected to fit, and leaves 30 s before the end.",
         rich_help_panel=_LEAVING,
     ),
 ]
@@ -213,6 +213,17 @@ Timeout = Annotated[
         rich_help_panel=_POLICY,
     ),
 ]
+ExpectedTime = Annotated[
+    float | None,
+    typer.Option(
+        "--expected-time",
+        metavar="DURATION",
+        parser=parse_duration,
+        help="How long a task runs: a worker with less time left (--walltime) gets none. By default the time "
+        "limit, or that of 95 % of the runs of the last day.",
+        rich_help_panel=_POLICY,
+    ),
+]
 StartTimeout = Annotated[
     float | None,
     typer.Option(
@@ -265,7 +276,7 @@ ReadersRoom = Annotated[
 
 _POLICY_OPTIONS = (
     *("max_attempts", "retry_on", "non_retryable"),
-    *("timeout_seconds", "start_timeout_seconds", "without_workers"),
+    *("timeout_seconds", "expected_seconds", "start_timeout_seconds", "without_workers"),
 )
 _SERVER_START_SECONDS = 30.0
 _RETRY_SECONDS = 0.5
@@ -288,6 +299,7 @@ def worker(  # noqa: PLR0913 - each is an option
     retry_on: RetryOnOption = None,
     non_retryable: NonRetryableOption = None,
     timeout: Timeout = None,
+    expected_time: ExpectedTime = None,
     start_timeout: StartTimeout = None,
     without_workers: WithoutWorkersOption = None,
     url: Url = DEFAULT_URL,
@@ -309,7 +321,9 @@ def worker(  # noqa: PLR0913 - each is an option
     Ctrl-C lets the running tasks finish; a second Ctrl-C stops at once.
     """
     log = _applied_log(log_level, log_format, quiet=quiet)
-    policy = _policy(max_attempts, retry_on, non_retryable, timeout, start_timeout, without_workers)
+    policy = _policy(
+        *(max_attempts, retry_on, non_retryable, timeout, expected_time, start_timeout, without_workers)
+    )
     options = _labels(label) | _options(concurrency=concurrency, prefetch=prefetch, capture_output=capture)
     options |= _options(run_spans=run_spans.value, name=_checked(name), cancel_grace=_grace(cancel_grace))
     options["allocation"] = _allocation(walltime, idle_exit, max_tasks, requeue=requeue)
@@ -542,12 +556,13 @@ WORKERS = ItemTable(
         "slots": "slots",
         "jobs": "job_count",
         "labels": lambda worker: worker.labels and shown_labels(worker.labels),
+        "ends": "ends_at",
         "last heartbeat": "last_heartbeat",
     },
     wide=["name", "host"],
     ids=["worker"],
     optional=["jobs", "host", "slots", "claimed", "last heartbeat"],
-    sparse=["labels"],
+    sparse=["labels", "ends"],
     paths=["host"],
 )
 _DRAINED = ItemTable({"worker": "id", "drain": "drain", "last heartbeat": "last_heartbeat"})

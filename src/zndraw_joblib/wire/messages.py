@@ -463,6 +463,9 @@ class TaskClaimRequest(RequestBody):
     A claim that is repeated with the same `claim_id`, because its response was lost, gets the same tasks that
     the worker still holds. With `start`, each task is claimed and started in one step. With `batches`, which
     needs `max`, a claim gets a batch of one of these jobs, or up to `max` tasks of the other jobs.
+
+    `remaining_seconds` is how much time the worker has from now on, also while the claim waits: it gets no
+    task of a job whose `expected_seconds` are more.
     """
 
     worker_id: UUID
@@ -470,6 +473,7 @@ class TaskClaimRequest(RequestBody):
     max: BatchSize | None = None
     start: bool = False
     batches: list[ClaimBatch] = Field(default_factory=list, max_length=MAX_BATCH_JOBS, fail_fast=True)
+    remaining_seconds: Delay | None = Field(default=None, exclude_if=is_none)
 
     @model_validator(mode="after")
     def _check_batches(self) -> Self:
@@ -485,7 +489,8 @@ class EmptyReason(StrEnum):
 
     `empty`: no task waits. `paused`: the jobs or rooms of the waiting tasks, or all rooms, are paused.
     `at_capacity`: the concurrency limit of the job or of the room is reached. `max_tasks`: the worker holds
-    as many tasks as it may. `draining`: an operator drains the worker.
+    as many tasks as it may. `draining`: an operator drains the worker. `no_time`: each of its jobs is
+    expected to run for longer than its `remaining_seconds`; the claim does not wait.
     """
 
     EMPTY = "empty"
@@ -493,6 +498,7 @@ class EmptyReason(StrEnum):
     AT_CAPACITY = "at_capacity"
     MAX_TASKS = "max_tasks"
     DRAINING = "draining"
+    NO_TIME = "no_time"
 
 
 class TaskClaimResponse(DeferredModel):

@@ -486,9 +486,9 @@ class WorkerSummary(WorkerInfo, ResponseBody):
 
     `name` to `slots` are what the worker said about itself. `jobs` are the jobs that the caller may see, at
     most 100; `held` is how many tasks are claimed by the worker or run in it, and `running` how many of them
-    run. `owner_id`, `host` and `pid` are null unless the caller owns the worker or is a superuser. Of a
-    worker that serves no job that the caller may see, only `id`, `last_heartbeat`, `job_count` and `state`
-    are known. Servers before 1.0 return only the first three.
+    run. `ends_at` is when its allocation on a cluster ends. `owner_id`, `host` and `pid` are null unless the
+    caller owns the worker or is a superuser. Of a worker that serves no job that the caller may see, only
+    `id`, `last_heartbeat`, `job_count` and `state` are known. Servers before 1.0 return only the first three.
     """
 
     id: UUID
@@ -501,6 +501,7 @@ class WorkerSummary(WorkerInfo, ResponseBody):
     jobs: list[str] = Field(default_factory=list)
     held: int | None = None
     running: int | None = None
+    ends_at: datetime | None = Field(default=None, exclude_if=is_none)
 
 
 class WorkerDetail(WorkerSummary):
@@ -624,8 +625,8 @@ class Severity(StrEnum):
 class Finding(ResponseBody):
     """Something that is wrong. `code` is for programs; `detail` is a sentence, `remedy` what to do.
 
-    Codes: `job-without-workers`, `tasks-without-matching-workers`, `job-paused`, `room-paused`,
-    `queue-paused`, `waiting-too-long`, `failing-job`, `failure-rate`, `sweeper-silent`,
+    Codes: `job-without-workers`, `tasks-without-matching-workers`, `tasks-without-enough-time`, `job-paused`,
+    `room-paused`, `queue-paused`, `waiting-too-long`, `failing-job`, `failure-rate`, `sweeper-silent`,
     `sweeper-held-back`, `silent-workers`, `lost-attempts`, `schedule-failing`, `group-on-end-failed`,
     `webhook-failing`, `webhook-disabled`. `since` is when it began, as far as is known.
     """

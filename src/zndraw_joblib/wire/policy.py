@@ -277,6 +277,8 @@ class JobPolicy(CheckedKeywords, RequestBody):
     - `max_crashes`: a task fails when it has lost this many workers. They are counted apart from failures:
       so a task that kills its workers ends, and a restart of workers does not use up attempts.
     - `timeout_seconds`: the time limit of an attempt.
+    - `expected_seconds`: how long its tasks run. A worker that has less time is given none of them; null for
+      `timeout_seconds`, or without that for the 95th percentile of the runs of the last day.
     - `start_timeout_seconds`: a claimed task that is not started in time goes back to its queue; 0 for never.
     - `max_in_flight`: the concurrency limit, how many tasks of the job may be claimed or running.
     - `max_pending`, `max_pending_per_room`: how many tasks of the job may be pending, in all and from one
@@ -300,6 +302,7 @@ class JobPolicy(CheckedKeywords, RequestBody):
     backoff: Backoff = Backoff()
     max_crashes: Attempts = 3
     timeout_seconds: Seconds | None = None
+    expected_seconds: Seconds | None = None
     start_timeout_seconds: Delay = 60.0
     max_in_flight: InFlight | None = None
     max_pending: PendingLimit | None = None

@@ -22,8 +22,8 @@ _SLURM_END = "SLURM_JOB_END_TIME"
 class Allocation(NamedTuple):
     """When a worker leaves by itself; by default it does not.
 
-    - `ends_at`: when its allocation ends, in seconds since the epoch. It leaves a job whose `timeout_seconds`
-      is longer than the time that is left, and itself 30 s before the end.
+    - `ends_at`: when its allocation ends, in seconds since the epoch. It gets only tasks that are expected to
+      end 30 s before, and leaves then. It leaves jobs of an older server whose `timeout_seconds` are longer.
     - `idle_exit`: after how many seconds without a task it leaves.
     - `max_runs`: after how many tasks it leaves. The last batch may go beyond.
     - `requeue`: whether it puts the tasks that run at the end back into their queues, which costs no attempt.
@@ -74,14 +74,18 @@ UNLIMITED = Allocation()
 
 
 class Activity(NamedTuple):
-    """What a worker does: how many tasks have begun since its start, and whether it holds some."""
+    """What a worker does: how many tasks have begun since its start, and whether it holds some.
+
+    `has_time`: for some of its jobs, as far as the server has said.
+    """
 
     begun: int
     is_busy: bool
+    has_time: bool = True
 
 
 class AllocationWatch:
-    """Ends a worker in time, in a thread of its own, and takes it off jobs that no longer fit.
+    """Ends a worker in time, in a thread of its own, also if none of its jobs fits into the rest.
 
     `drain` gets the reason; `end` gets how many seconds the rest may take.
     """
@@ -111,8 +115,13 @@ class AllocationWatch:
             self.leave_jobs()
             self._check_idle()
 
+    def seconds_for_tasks(self) -> float | None:
+        """Return how long a task that begins now may run, None for any time."""
+        remaining = self._remaining()
+        return None if remaining is None else max(0.0, remaining - END_SECONDS)
+
     def leave_jobs(self) -> None:
-        """Leave the jobs whose tasks may run for longer than the allocation."""
+        """Leave the jobs of an older server whose tasks may run for longer than the allocation."""
         remaining = self._remaining()
         if remaining is None:
             return
@@ -151,7 +160,7 @@ class AllocationWatch:
         if activity.is_busy or activity.begun > self._last.begun:
             self._active_at = now
         self._last = activity
-        if self._registrations.jobs or self._registrations.providers:
+        if (self._registrations.jobs and activity.has_time) or self._registrations.providers:
             self._served_at = now
         idle_exit = self._allocation.idle_exit
         if idle_exit is not None and now - self._active_at >= idle_exit:

@@ -46,6 +46,7 @@ class PolicyOptions(TypedDict, total=False):
     backoff: Backoff
     max_crashes: int
     timeout_seconds: float | None
+    expected_seconds: float | None
     start_timeout_seconds: float
     max_in_flight: int | None
     max_pending: int | None
@@ -196,7 +197,9 @@ class Registrations:
             self.worker_id = response.worker_id
             self.jobs[response.full_name] = job
             self._known[response.full_name] = job
-            self._time_limits[response.full_name] = response.timeout_seconds
+            # A server that knows `expected_seconds` compares them with `remaining_seconds` of claims.
+            if "expected_seconds" not in response.model_fields_set:
+                self._time_limits[response.full_name] = response.timeout_seconds
             self.batches = {
                 name: batch
                 for name, known in self._known.items()
@@ -224,7 +227,7 @@ class Registrations:
             return self._known.get(full_name)
 
     def time_limits(self) -> dict[str, float]:
-        """Return the `timeout_seconds` of the jobs that have one, as of their registration."""
+        """Return the `timeout_seconds` of jobs, of servers that give a worker tasks that do not fit."""
         with self._lock:
             limits = {name: self._time_limits.get(name) for name in self.jobs}
         return {name: seconds for name, seconds in limits.items() if seconds is not None}

@@ -130,12 +130,14 @@ class RestApi(TaskRest):
         claim_id: UUID | None = None,
         limit: int | None = None,
         batches: Sequence[messages.ClaimBatch] = (),
+        remaining: float | None = None,
     ) -> tuple[messages.TaskClaimResponse, int]:
         """Claim a task, up to `limit`, or a batch; return how many seconds the server agreed to wait, too.
 
-        A server that cannot claim several returns one.
+        A server that cannot claim several returns one. With `remaining` it returns only tasks that are
+        expected to end in so many seconds.
         """
-        body = messages.TaskClaimRequest(worker_id=worker_id, claim_id=claim_id)
+        body = messages.TaskClaimRequest(worker_id=worker_id, claim_id=claim_id, remaining_seconds=remaining)
         if limit is not None:
             body.max = limit
         if batches:

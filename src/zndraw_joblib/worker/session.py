@@ -106,6 +106,7 @@ class Session:
         self.watch = AllocationWatch(
             config.allocation, self.registrations, self._activity, self._begin_drain, self._end_allocation
         )
+        self.tasks.remaining = self.watch.seconds_for_tasks
 
     def start_heartbeats(self) -> None:
         """Start the heartbeat thread, unless it runs."""
@@ -124,6 +125,7 @@ class Session:
         if config.remote is not None:
             config.remote.on_lost = self._lose_executor
         self.watch.leave_jobs()
+        self.tasks.add_job()
         with self._start_lock:
             if config.allocation.is_watched and self._watch_thread is None:
                 self._watch_thread = _start_thread("allocation", lambda: self.watch.run(self.closed))
@@ -217,7 +219,7 @@ class Session:
 
     def _activity(self) -> Activity:
         begun = self._pipeline.begun if self._pipeline is not None else 0
-        return Activity(begun, bool(self._held.ids()))
+        return Activity(begun, bool(self._held.ids()), self.tasks.has_time)
 
     def _end_allocation(self, seconds: float) -> None:
         """Release what has not started, requeue what runs if that is wanted, and leave within `seconds`."""

@@ -191,6 +191,8 @@ class Poller(ABC, Generic[Work]):
 # Claim tasks, one by one or several at once.
 
 _LATE_SECONDS = 1.0
+# Between two claims of a worker without a job that fits.
+_NO_TIME_SECONDS = 5.0
 
 
 class TaskPoller(Poller[TaskResponse]):
@@ -212,6 +214,10 @@ class TaskPoller(Poller[TaskResponse]):
         self._held_tasks = held
         self._live = live
         self._claimed_at = 0.0
+        # How long tasks may run, None for any time.
+        self.remaining: Callable[[], float | None] = lambda: None
+        # Whether some of its jobs fit into the rest of its allocation.
+        self.has_time = True
         self._batches: Sequence[ClaimBatch] = ()
 
     def claim_many(
@@ -228,6 +234,12 @@ class TaskPoller(Poller[TaskResponse]):
         tasks = [self._task(response) for response in self._next_many(pace, limit)]
         self._held_tasks.add(*tasks)
         return tasks, self._claimed_at
+
+    def add_job(self) -> None:
+        """Claim again soon if there was no time for any of the jobs: there is another one."""
+        if not self.has_time:
+            self.has_time = True
+            self._wake.set()
 
     def done(self, count: int = 1) -> None:
         """Count tasks of `claim_many` as no longer held."""
@@ -271,7 +283,8 @@ class TaskPoller(Poller[TaskResponse]):
     ) -> tuple[list[TaskResponse], int]:
         sent_at, began = time.time(), time.monotonic()
         batches = () if limit is None else self._batches
-        response, applied = self._rest.claim(worker_id, wait, claim_id, limit, batches)
+        response, applied = self._rest.claim(worker_id, wait, claim_id, limit, batches, self.remaining())
+        self.has_time = response.reason != EmptyReason.NO_TIME
         if limit is not None:
             elapsed = time.time() - sent_at
             # The monotonic clock stands still while the machine is suspended.
@@ -285,6 +298,12 @@ class TaskPoller(Poller[TaskResponse]):
         if tasks:
             record_claim(worker_id, tasks, sent_at)
         return tasks, applied
+
+    def _pause(self, applied: int, waited: float, pause: float) -> None:
+        if self.has_time:
+            super()._pause(applied, waited, pause)
+        else:
+            self._wake.wait(_NO_TIME_SECONDS)
 
     def _task(self, response: TaskResponse) -> ClaimedTask:
         """Return a task without its extension."""

@@ -80,7 +80,7 @@ async def _summaries(
         )
         if is_own or jobs:
             hidden = set() if is_own else {"host", "pid", "owner_id"}
-            shown = {*WorkerInfo.model_fields, "max_tasks", "created_at", "owner_id"} - hidden
+            shown = {*WorkerInfo.model_fields, "max_tasks", "created_at", "owner_id", "ends_at"} - hidden
             fields = {field: getattr(worker, field) for field in shown}
             fields |= held.get(worker.id, HeldCounts())._asdict()
             item = item.model_copy(update={**fields, "jobs": jobs[:_MAX_JOBS]})

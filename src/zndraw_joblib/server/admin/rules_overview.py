@@ -17,6 +17,7 @@ from zndraw_joblib.server.db import schema
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.process.ports import Page
 from zndraw_joblib.server.queue import (
+    rules_allocations,
     rules_limits,
     rules_pauses,
     rules_queues,
@@ -28,6 +29,7 @@ from zndraw_joblib.server.queue import (
     sql_schedules,
     sql_webhooks,
 )
+from zndraw_joblib.server.queue.rules_allocations import NoTime
 from zndraw_joblib.server.queue.sql_counts import WaitingTask
 from zndraw_joblib.server.queue.sql_groups import GroupRecord
 from zndraw_joblib.server.queue.sql_pauses import ALL_ROOMS, PauseRecord
@@ -103,6 +105,23 @@ def _unmatched_job(job: QueuedJob, required: str) -> Finding:
         "names the nearest worker. Or cancel these tasks, and submit them with other requirements."
     )
     finding = _queued(job, "tasks-without-matching-workers", Severity.CRITICAL, problem, remedy)
+    return finding.model_copy(update={"since": job.waits_since})
+
+
+def job_without_time(row: NoTime) -> Finding:
+    """Return that the allocations of all workers of a job end before its tasks would."""
+    job = row.job
+    problem = (
+        f"No worker of {job.full_name} has enough time for its tasks, which are expected to run for "
+        f"{_seconds(row.expected.seconds)} (by {row.expected.source}); the most that one has left is "
+        f"{_seconds(row.left.total_seconds())}"
+    )
+    remedy = (
+        "Start a worker with more time (zndraw-joblib worker --walltime), or set expected_seconds of the job "
+        "to how long its tasks run."
+    )
+    queued = QueuedJob(job.id, job.full_name, job.queued, None, None)
+    finding = _queued(queued, "tasks-without-enough-time", Severity.CRITICAL, problem, remedy)
     return finding.model_copy(update={"since": job.waits_since})
 
 
@@ -353,6 +372,10 @@ def _duration(waited: timedelta) -> str:
     return f"{minutes // 60} hours" if minutes < 48 * 60 else f"{minutes // 1440} days"
 
 
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else _duration(timedelta(seconds=seconds))
+
+
 # The state of the whole queue, or of a room, with what is wrong first. Reading it scans no tasks.
 
 _SILENT_HEARTBEATS = 2
@@ -406,7 +429,9 @@ async def _faulty_webhooks(tx: Transaction) -> list[WebhookRecord]:
 async def _of_jobs(tx: Transaction, waiting: list[WaitingTask], now: datetime) -> list[Finding]:
     unserved = await sql_figures.unserved_jobs(tx, _LISTED_JOBS)
     paused = await sql_figures.paused_jobs(tx, _LISTED_JOBS)
+    without_time = await rules_allocations.without_time(tx, _LISTED_JOBS)
     findings = [unserved_job(job) for job in unserved]
+    findings += map(job_without_time, without_time)
     findings += [paused_job(job) for job in paused]
     since = (now - _RECENT).replace(second=0, microsecond=0)
     recent = await sql_statistics.ends(tx, since)
@@ -415,7 +440,7 @@ async def _of_jobs(tx: Transaction, waiting: list[WaitingTask], now: datetime) -
     for ends in recent:
         findings += failing_tasks(ends, since, usual.get(ends.job_id))
     # The longest wait of each job, unless it is known why it waits.
-    explained = {job.id for job in (*unserved, *paused)}
+    explained = {job.id for job in (*unserved, *paused)} | {row.job.id for row in without_time}
     longest: dict[str, WaitingTask] = {}
     for task in sorted(waiting, key=lambda task: task.since):
         if task.job_id not in explained:

@@ -154,6 +154,7 @@ class WorkerListing(NamedTuple):
     version: str | None
     slots: int | None
     labels: dict[str, Any] | None
+    ends_at: datetime | None
     job_count: int
 
 

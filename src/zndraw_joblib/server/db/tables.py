@@ -571,7 +571,7 @@ class Worker(Beating, Base, table=True):
     """A remote process that claims tasks. It expires by the age of `last_heartbeat` alone.
 
     From `name` on, the columns have what the process says about itself; `slots` is how many tasks it can run
-    at once.
+    at once. `ends_at` is when its allocation ends, as its claims say; null if they do not.
     """
 
     __tablename__ = "joblib_worker"
@@ -589,6 +589,7 @@ class Worker(Beating, Base, table=True):
     version: str | None = _optional_text()
     slots: int | None = None
     labels: dict[str, Any] | None = _column(JsonText, optional=True)
+    ends_at: datetime | None = moment(nullable=True)
 
 
 class WorkerJobLink(Base, table=True):

@@ -171,6 +171,7 @@ _POLICY = {
     "backoff": {"base_seconds": 1.0, "factor": 2.0, "cap_seconds": 60.0, "jitter": 0.0},
     "max_crashes": 3,
     "timeout_seconds": 600.0,
+    "expected_seconds": 600.0,
     "start_timeout_seconds": 60.0,
     "max_in_flight": None,
     "max_pending": None,

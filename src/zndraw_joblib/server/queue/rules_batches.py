@@ -54,7 +54,7 @@ async def read(tx: Transaction, item: Claim, batches: Sequence[ClaimBatch], sets
     if problem is not None:
         raise problem
     jobs = (await sets.read(tx, [item.worker_id]))[item.worker_id]
-    empty = ClaimResult(jobs=jobs.without(item.refused_rooms), reason=EmptyReason.EMPTY)
+    empty = ClaimResult(jobs=item.waits_for(jobs), reason=EmptyReason.EMPTY)
     queues = await sql_workers.batch_queues(tx, item.worker_id, [batch.job for batch in batches])
     others = QueueChoice(frozenset(queue.id for queue in queues), is_excluded=True)
     is_repeated = item.claim_id is not None and await sql_tasks.by_claims(

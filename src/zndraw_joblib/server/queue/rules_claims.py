@@ -30,6 +30,7 @@ from zndraw_joblib.server.queue import (
     sql_worker_tokens,
     sql_workers,
 )
+from zndraw_joblib.server.queue.rules_allocations import NONE_LONG, LongQueues
 from zndraw_joblib.server.queue.rules_fairness import ClaimOrder, ClaimSlot
 from zndraw_joblib.server.queue.sql_claim_statements import (
     ClaimAnswer,
@@ -55,7 +56,7 @@ _SPARE_QUEUES = sql_claims.FIRST_QUEUES - 1
 _ALL_QUEUES = 2**31 - 1
 # How many times more is read if that was too little.
 _GROWTH = 8
-# How many sets without some rooms are known of a set of jobs.
+# How many sets without some rooms or queues are known of a set of jobs.
 _MAX_REDUCED = 4
 
 
@@ -70,16 +71,16 @@ class JobSet:
     def __init__(self, names: Iterable[JobName]) -> None:
         self.names = tuple(names)
         self.keys = KeySet(map(job_key, self.names))
-        self._reduced: dict[frozenset[str], JobSet] = {}
+        self._reduced: dict[tuple[frozenset[str], frozenset[JobName]], JobSet] = {}
 
-    def without(self, rooms: Collection[str]) -> "JobSet":
-        """Return the set without the jobs of these rooms."""
-        if not rooms:
+    def without(self, rooms: Collection[str], queues: frozenset[JobName] = frozenset()) -> "JobSet":
+        """Return the set without the jobs of these rooms, and without these queues."""
+        if not rooms and not queues:
             return self
-        key = frozenset(rooms)
+        key = frozenset(rooms), queues
         reduced = self._reduced.get(key)
         if reduced is None:
-            names = [name for name in self.names if name.room_id not in key]
+            names = [name for name in self.names if name.room_id not in key[0] and name not in queues]
             if len(self._reduced) >= _MAX_REDUCED:
                 del self._reduced[next(iter(self._reduced))]
             reduced = self if len(names) == len(self.names) else JobSet(names)
@@ -151,13 +152,22 @@ class QueueChoice(NamedTuple):
     is_excluded: bool = False
 
 
+class OpenTo(NamedTuple):
+    """What decides from which queues a claim may take."""
+
+    worker_id: UUID
+    refused_rooms: frozenset[str]
+    choice: QueueChoice | None
+    long_ids: frozenset[UUID]
+
+
 class Claim(NamedTuple):
     """A request of a worker for up to `task_limit` tasks. `interval`: seconds between its heartbeats.
 
     A repeated claim with the same `claim_id` gets the same tasks. `order` comes from the server's settings.
     With `start`, the tasks are also started. The caller may not serve the jobs of the rooms `refused_rooms`.
-    A claim with a `choice` of queues is never plain. Until its first task has waited for `fill_for`, it takes
-    as many tasks as it can get, or raises `NotFull`.
+    A claim with a `choice` of queues, or one that passes over those in `long`, is never plain. Until its
+    first task has waited for `fill_for`, it takes as many tasks as it can get, or raises `NotFull`.
     """
 
     caller: Identity
@@ -170,6 +180,12 @@ class Claim(NamedTuple):
     refused_rooms: Collection[str] = frozenset()
     choice: QueueChoice | None = None
     fill_for: timedelta = timedelta()
+    long: LongQueues = NONE_LONG
+
+    @property
+    def has_choice(self) -> bool:
+        """Whether it may not take from all queues of its worker."""
+        return self.choice is not None or bool(self.long.ids)
 
     @property
     def needs(self) -> str:
@@ -177,15 +193,16 @@ class Claim(NamedTuple):
         return f"worker {self.worker_id}"
 
     @property
-    def queues(self) -> tuple[UUID, frozenset[str], QueueChoice | None]:
+    def queues(self) -> OpenTo:
         """Return what decides from which queues it may take."""
-        return self.worker_id, frozenset(self.refused_rooms), self.choice
+        return OpenTo(self.worker_id, frozenset(self.refused_rooms), self.choice, self.long.ids)
 
     def is_open(self, head: QueueHead) -> bool:
         """Return whether it may take from a queue."""
         is_chosen = self.choice is None or (head.job_id in self.choice.ids) != self.choice.is_excluded
         return (
             is_chosen
+            and head.job_id not in self.long.ids
             and not head.paused
             and head.room_id != INTERNAL
             and head.room_id not in self.refused_rooms
@@ -203,10 +220,16 @@ class Claim(NamedTuple):
         self, jobs: JobSet, reason: EmptyReason, *, is_contended: bool
     ) -> "ClaimResult | ProblemException":
         """Return the result without tasks for a worker of these jobs; a refusal if it may serve none."""
-        allowed = jobs.without(self.refused_rooms)
-        if not allowed.names and reason != EmptyReason.DRAINING and jobs.is_global:
+        if reason != EmptyReason.DRAINING and jobs.is_global and not jobs.without(self.refused_rooms).names:
             return rules_transitions.cannot_serve(self.caller, GLOBAL)
-        return ClaimResult(jobs=allowed, is_contended=is_contended, reason=reason)
+        waits_for = self.waits_for(jobs)
+        if reason != EmptyReason.DRAINING and self.long.ids and not waits_for.names:
+            reason = EmptyReason.NO_TIME
+        return ClaimResult(jobs=waits_for, is_contended=is_contended, reason=reason)
+
+    def waits_for(self, jobs: JobSet) -> JobSet:
+        """Return those queues of its worker, which has these jobs, that it may take from."""
+        return jobs.without(self.refused_rooms, self.long.names)
 
 
 class NotFull(ItemDeclined):
@@ -236,7 +259,7 @@ class ClaimResult:
     @property
     def is_final(self) -> bool:
         """Whether waiting cannot change the result."""
-        return bool(self.tasks) or self.reason == EmptyReason.DRAINING
+        return bool(self.tasks) or self.reason in {EmptyReason.DRAINING, EmptyReason.NO_TIME}
 
     def keys(self, worker_id: UUID) -> tuple[list[str], KeySet]:
         """Return the keys that an empty claim waits on: its own, and those of its worker's jobs.
@@ -300,7 +323,7 @@ class _OpenQueues:
         free, so that no two transactions wait for each other.
         """
         while True:
-            shared: dict[tuple[UUID, frozenset[str], QueueChoice | None], dict[UUID, int]] = {}
+            shared: dict[OpenTo, dict[UUID, int]] = {}
             for slot in slots:
                 key = slot.claim.queues
                 if key not in shared:

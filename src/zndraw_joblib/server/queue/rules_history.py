@@ -8,6 +8,7 @@ from uuid import UUID
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.process.ports import version_of
 from zndraw_joblib.server.queue import (
+    rules_allocations,
     rules_details,
     rules_limits,
     rules_queues,
@@ -52,12 +53,13 @@ async def worker_reasons(
     active = [load for load in loads if not load.is_draining]
     if not active:
         return [Reason(code="draining", detail=f"{_all_workers(task, loads)} draining")]
-    if not may_be_claimed or not task.is_queued:
-        return []
-    if all(load.is_full for load in active):
-        return [_busy(task, active)]
+    fitting, too_late = await _in_time(tx, task, job, active)
+    if too_late is not None or not may_be_claimed or not task.is_queued:
+        return [] if too_late is None else [too_late]
+    if all(load.is_full for load in fitting):
+        return [_busy(task, fitting)]
     now = await tx.now()
-    idle = [load for load in active if not load.held and now - load.created_at >= _UNCLAIMED_AFTER]
+    idle = [load for load in fitting if not load.held and now - load.created_at >= _UNCLAIMED_AFTER]
     waited = now - (task.queued_at or task.created_at)
     if not idle or waited < _UNCLAIMED_AFTER:
         return []
@@ -79,6 +81,32 @@ async def _unmatched(tx: Transaction, task: TaskRecord) -> Reason | None:
         code="no_matching_worker",
         detail=f"No worker of {task.job} has {shown(*nearest.requirements)}: {which}, {nearest.worker_id} "
         f"({shown_labels(nearest.labels)}), lacks {' and '.join(nearest.missing)}.",
+    )
+
+
+async def _in_time(
+    tx: Transaction, task: TaskRecord, job: JobRecord | None, loads: Sequence[WorkerLoad]
+) -> tuple[Sequence[WorkerLoad], Reason | None]:
+    """Return the workers whose allocations last long enough for a task, or why there is none."""
+    ends = [load.ends_at for load in loads if load.ends_at is not None]
+    if not ends:
+        return loads, None
+    job_id = task.job_id if job is None else job.stable_id
+    expected = (await rules_allocations.expected(tx, {job_id: task.policy})).get(job_id)
+    if expected is None:
+        return loads, None
+    latest = await tx.now() + timedelta(seconds=expected.seconds)
+    fitting = [load for load in loads if load.ends_at is None or load.ends_at > latest]
+    if fitting:
+        return fitting, None
+    last = max(loads, key=lambda load: load.ends_at or latest)
+    left = max(max(ends) - await tx.now(), timedelta())
+    which = "its only worker" if len(loads) == 1 else f"of its {len(loads):,} workers the one with most"
+    return [], Reason(
+        code="no_worker_with_enough_time",
+        detail=f"No worker of {task.job} has enough time: its tasks are expected to run for "
+        f"{duration(timedelta(seconds=expected.seconds))} (by {expected.source}), and {which}, {last.id}, "
+        f"has {duration(left)} left.",
     )
 
 
@@ -148,7 +176,8 @@ def duration(time: timedelta) -> str:
 
 # The tasks that are held now end, but no others begin.
 _WITHOUT_RATE = {
-    *("paused", "no_worker", "no_worker_of_version", "no_matching_worker", "draining", "not_claimed")
+    *("paused", "no_worker", "no_worker_of_version", "no_matching_worker", "draining", "not_claimed"),
+    "no_worker_with_enough_time",
 }
 
 

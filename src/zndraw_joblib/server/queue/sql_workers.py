@@ -433,7 +433,7 @@ _LOADS = statement(
     f"""
 SELECT joblib_worker.draining, joblib_worker.max_tasks, joblib_worker.created_at,
     count(joblib_task.seq), count(joblib_task.started_at),
-    max(coalesce(joblib_task.started_at, joblib_task.claimed_at))
+    max(coalesce(joblib_task.started_at, joblib_task.claimed_at)), joblib_worker.id, joblib_worker.ends_at
 FROM joblib_worker_job
 JOIN joblib_worker ON joblib_worker.id = joblib_worker_job.worker_id
 LEFT JOIN joblib_task ON joblib_task.worker_id = joblib_worker.id AND {TASK_IS_HELD}
@@ -441,6 +441,7 @@ WHERE joblib_worker_job.job_id = :job_id
 GROUP BY joblib_worker.id
 """,
     *("draining", "max_tasks", "created_at", "held_count", "running_count", "started_at"),
+    *("id", "ends_at"),
 )
 # The job is a range, as in the statements of a claim.
 _FIRST_IN_QUEUE = statement(
@@ -462,7 +463,10 @@ ORDER BY joblib_task.created_at DESC, joblib_task.seq DESC LIMIT 100
 
 
 class WorkerLoad(NamedTuple):
-    """How many tasks a worker holds, of any job, and runs; `since` is when the last of them began."""
+    """How many tasks a worker holds, of any job, and runs; `since` is when the last of them began.
+
+    `ends_at` is when its allocation ends, None if it did not say so.
+    """
 
     is_draining: bool
     max_tasks: int | None
@@ -470,6 +474,8 @@ class WorkerLoad(NamedTuple):
     held: int
     running: int
     since: datetime | None
+    id: UUID
+    ends_at: datetime | None
 
     @property
     def is_full(self) -> bool:

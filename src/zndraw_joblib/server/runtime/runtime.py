@@ -16,7 +16,7 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from http import HTTPStatus
 from operator import attrgetter
@@ -58,6 +58,7 @@ from zndraw_joblib.server.process.waiters import (
     waiting_requests,
 )
 from zndraw_joblib.server.queue import (
+    rules_allocations,
     rules_batches,
     rules_claims,
     rules_ends,
@@ -83,6 +84,7 @@ from zndraw_joblib.server.runtime.batch_claims import BatchClaim, key_of
 from zndraw_joblib.server.runtime.event_queue import EventQueue, Publish
 from zndraw_joblib.server.runtime.payload_validator import PayloadValidator
 from zndraw_joblib.server.runtime.recheck import Recheck
+from zndraw_joblib.server.runtime.timed_claims import ClaimFlow, TimedClaim
 from zndraw_joblib.wire.events import Emission
 from zndraw_joblib.wire.groups import GroupResponse
 from zndraw_joblib.wire.messages import (
@@ -222,6 +224,7 @@ class Runtime:
         )
         report = partial(rules_idempotency.report, limits=partial(LogLimits.of, settings))
         self._reports: Batcher[rules_tasks.Report, OnceOrRepeat] = self.batcher(report, tasks_of=weight)
+        self._run_times = rules_allocations.RunTimes()
         self._plain_claims, limit = PlainClaims(), attrgetter("task_limit")
         # The second one has the claims that choose their queues.
         self._claims: list[Batcher[rules_claims.Claim, rules_claims.ClaimResult]] = [
@@ -621,7 +624,8 @@ class Runtime:
         """Claim the oldest tasks for a worker; wait up to `wait` seconds for the first.
 
         A client that disconnects gets no task. A repeated `claim_id` gets the tasks of the first claim. With
-        `batches` it waits until a batch is full or due, and claims nothing before.
+        `batches` it waits until a batch is full or due, and claims nothing before. With `remaining_seconds`
+        it gets only tasks that are expected to end in this time.
         """
         worker_id, count = request.worker_id, request.max
         is_forced = self._last_heartbeats.is_forced(worker_id)
@@ -641,8 +645,11 @@ class Runtime:
             batch = BatchClaim(
                 *(request.batches, self._read_batches, self.claim_once, deadline, disconnected)
             )
+        flow = ClaimFlow(self.claim_once if batch is None else batch.claim, batch)
+        if request.remaining_seconds is not None:
+            flow = self._timed(flow, request.remaining_seconds)
         try:
-            result = await self._claim_or_wait(item, deadline, disconnected, access, batch)
+            result = await self._claim_or_wait(item, deadline, disconnected, access, flow)
         finally:
             if batch is not None:
                 self.waiters.notify(batch.unused)
@@ -656,19 +663,32 @@ class Runtime:
     ) -> rules_batches.Candidates:
         return await self.database.read_short(rules_batches.read, item, batches, self._plain_claims.sets)
 
+    def _timed(self, flow: ClaimFlow, remaining: float) -> ClaimFlow:
+        """Let a claim get only tasks that fit into the remaining seconds."""
+
+        async def read(item: rules_claims.Claim, seconds: float) -> rules_allocations.TimeLeft:
+            about = item.worker_id, item.caller.id, seconds, self._run_times
+            return await self.database.read_short(rules_allocations.read, *about)
+
+        async def store(item: rules_claims.Claim, ends_at: datetime) -> None:
+            await self.write_short(rules_allocations.set_end, item.worker_id, item.caller.id, ends_at)
+
+        timed = TimedClaim(flow.claim, read, store, remaining)
+        return flow._replace(claim=timed.claim, timed=timed)
+
     async def _claim_or_wait(
         self,
         item: rules_claims.Claim,
         deadline: float,
         disconnected: Disconnected,
         access: CallerAccess,
-        batch: BatchClaim | None,
+        flow: ClaimFlow,
     ) -> rules_claims.ClaimResult | None:
-        claim = self.claim_once if batch is None else batch.claim
-        result: rules_claims.ClaimResult | None = await claim(item)
+        result: rules_claims.ClaimResult | None = await flow.claim(item)
         while result is not None and not result.is_final and not self.waiters.is_over(deadline, disconnected):
             keys = result.keys(item.worker_id)
-            result = await self._wait_for_claim(item, keys, deadline, disconnected, access, batch)
+            until = flow.until(deadline)
+            result = await self._wait_for_claim(item, keys, until, disconnected, access, flow)
         return result
 
     async def _wait_for_claim(
@@ -678,14 +698,13 @@ class Runtime:
         deadline: float,
         disconnected: Disconnected,
         access: CallerAccess,
-        batch: BatchClaim | None,
+        flow: ClaimFlow,
     ) -> rules_claims.ClaimResult | None:
         """Claim and wait in turns until there is a task, the deadline, or other keys to wait on."""
         own, of_jobs = keys
 
         async def check(waiter: Waiter) -> rules_claims.ClaimResult:
-            claim = self.claim_once if batch is None else batch.claim
-            result = await claim(item._replace(refused_rooms=await access.check()))
+            result = await flow.claim(item._replace(refused_rooms=await access.check()))
             if not has_other_keys(result):
                 waiter.record(key_of(result.tasks[0]) if result.tasks else None)
             return result
@@ -712,14 +731,14 @@ class Runtime:
             deadline=deadline,
             user=item.caller.id,
             disconnected=disconnected,
-            wait=None if batch is None else batch.wait,
+            wait=None if flow.batch is None else flow.batch.wait,
             shared=of_jobs,
         )
 
     async def claim_once(self, item: rules_claims.Claim) -> rules_claims.ClaimResult:
         """Claim without a wait; repeat a claim that got no task because of others."""
         backoff = ExponentialBackoff(self.settings.claim_base_delay_seconds, _MAX_CLAIM_PAUSE, jitter=0.5)
-        claims = self._claims[item.choice is not None]
+        claims = self._claims[item.has_choice]
         for _ in range(self.settings.claim_max_attempts):
             result = await claims.put(item)
             while result.is_left_out:  # others got tasks instead

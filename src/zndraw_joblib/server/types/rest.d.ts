@@ -2210,10 +2210,11 @@ export interface components {
          *
          *     `empty`: no task waits. `paused`: the jobs or rooms of the waiting tasks, or all rooms, are paused.
          *     `at_capacity`: the concurrency limit of the job or of the room is reached. `max_tasks`: the worker holds
-         *     as many tasks as it may. `draining`: an operator drains the worker.
+         *     as many tasks as it may. `draining`: an operator drains the worker. `no_time`: each of its jobs is
+         *     expected to run for longer than its `remaining_seconds`; the claim does not wait.
          * @enum {string}
          */
-        EmptyReason: "empty" | "paused" | "at_capacity" | "max_tasks" | "draining";
+        EmptyReason: "empty" | "paused" | "at_capacity" | "max_tasks" | "draining" | "no_time";
         /**
          * EventKind
          * @description What an event is about.
@@ -2302,8 +2303,8 @@ export interface components {
          * Finding
          * @description Something that is wrong. `code` is for programs; `detail` is a sentence, `remedy` what to do.
          *
-         *     Codes: `job-without-workers`, `tasks-without-matching-workers`, `job-paused`, `room-paused`,
-         *     `queue-paused`, `waiting-too-long`, `failing-job`, `failure-rate`, `sweeper-silent`,
+         *     Codes: `job-without-workers`, `tasks-without-matching-workers`, `tasks-without-enough-time`, `job-paused`,
+         *     `room-paused`, `queue-paused`, `waiting-too-long`, `failing-job`, `failure-rate`, `sweeper-silent`,
          *     `sweeper-held-back`, `silent-workers`, `lost-attempts`, `schedule-failing`, `group-on-end-failed`,
          *     `webhook-failing`, `webhook-disabled`. `since` is when it began, as far as is known.
          */
@@ -2702,6 +2703,8 @@ export interface components {
             max_crashes: number;
             /** Timeout Seconds */
             timeout_seconds: number | null;
+            /** Expected Seconds */
+            expected_seconds: number | null;
             /**
              * Start Timeout Seconds
              * @description Default: `60.0`.
@@ -2848,6 +2851,8 @@ export interface components {
             max_crashes?: number;
             /** Timeout Seconds */
             timeout_seconds?: number | null;
+            /** Expected Seconds */
+            expected_seconds?: number | null;
             /**
              * Start Timeout Seconds
              * @description Default: `60.0`.
@@ -2916,6 +2921,8 @@ export interface components {
             max_crashes?: number;
             /** Timeout Seconds */
             timeout_seconds?: number | null;
+            /** Expected Seconds */
+            expected_seconds?: number | null;
             /**
              * Start Timeout Seconds
              * @description Default: `60.0`.
@@ -2997,6 +3004,8 @@ export interface components {
             max_crashes: number;
             /** Timeout Seconds */
             timeout_seconds: number | null;
+            /** Expected Seconds */
+            expected_seconds: number | null;
             /**
              * Start Timeout Seconds
              * @description Default: `60.0`.
@@ -4393,6 +4402,9 @@ export interface components {
          *     A claim that is repeated with the same `claim_id`, because its response was lost, gets the same tasks that
          *     the worker still holds. With `start`, each task is claimed and started in one step. With `batches`, which
          *     needs `max`, a claim gets a batch of one of these jobs, or up to `max` tasks of the other jobs.
+         *
+         *     `remaining_seconds` is how much time the worker has from now on, also while the claim waits: it gets no
+         *     task of a job whose `expected_seconds` are more.
          */
         TaskClaimRequest: {
             /**
@@ -4411,6 +4423,8 @@ export interface components {
             start?: boolean;
             /** Batches */
             batches?: components["schemas"]["ClaimBatch"][];
+            /** Remaining Seconds */
+            remaining_seconds?: number | null;
         };
         /**
          * TaskClaimResponse
@@ -5235,6 +5249,8 @@ export interface components {
             held: number | null;
             /** Running */
             running: number | null;
+            /** Ends At */
+            ends_at?: string | null;
             /** Tasks */
             tasks: components["schemas"]["FoundTask"][];
         };
@@ -5315,9 +5331,9 @@ export interface components {
          *
          *     `name` to `slots` are what the worker said about itself. `jobs` are the jobs that the caller may see, at
          *     most 100; `held` is how many tasks are claimed by the worker or run in it, and `running` how many of them
-         *     run. `owner_id`, `host` and `pid` are null unless the caller owns the worker or is a superuser. Of a
-         *     worker that serves no job that the caller may see, only `id`, `last_heartbeat`, `job_count` and `state`
-         *     are known. Servers before 1.0 return only the first three.
+         *     run. `ends_at` is when its allocation on a cluster ends. `owner_id`, `host` and `pid` are null unless the
+         *     caller owns the worker or is a superuser. Of a worker that serves no job that the caller may see, only
+         *     `id`, `last_heartbeat`, `job_count` and `state` are known. Servers before 1.0 return only the first three.
          */
         WorkerSummary: {
             /** Name */
@@ -5359,6 +5375,8 @@ export interface components {
             held: number | null;
             /** Running */
             running: number | null;
+            /** Ends At */
+            ends_at?: string | null;
         };
         /**
          * WorkerTokenRequest
@@ -8732,6 +8750,7 @@ export interface operations {
                      *       },
                      *       "max_crashes": 3,
                      *       "timeout_seconds": 600,
+                     *       "expected_seconds": 600,
                      *       "start_timeout_seconds": 60,
                      *       "max_in_flight": null,
                      *       "max_pending": null,

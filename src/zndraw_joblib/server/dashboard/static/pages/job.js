@@ -132,6 +132,7 @@ function Policy({ job }) {
     ["Lost workers at most", count(job.max_crashes)],
     ["Pauses between attempts", pausesText(job.backoff)],
     ["Time limit of an attempt", job.timeout_seconds ? duration(job.timeout_seconds) : "none"],
+    ["Expected to run for", job.expected_seconds ? duration(job.expected_seconds) : job.timeout_seconds ? "up to the time limit" : "as most of its last runs"],
     ["Time to start", job.start_timeout_seconds ? duration(job.start_timeout_seconds) : "no limit"],
     ["Running at once", job.max_in_flight ? count(job.max_in_flight) : "no limit"],
     ["Requires", requirementsText(job.requires) || "nothing"],

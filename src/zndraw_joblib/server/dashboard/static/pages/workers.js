@@ -107,6 +107,7 @@ export function Worker({ segments }) {
         ["Running", html`<${Held} worker=${worker} />`],
         ["May hold", worker.max_tasks && plural(worker.max_tasks, "task")],
         ["Heartbeat", html`<${Ago} at=${worker.last_heartbeat} />`],
+        ["Allocation ends", worker.ends_at && html`<${Ago} at=${worker.ends_at} />`],
         ["Since", worker.created_at && html`<${Ago} at=${worker.created_at} />`],
         ["Owner", worker.owner_id],
         ["Id", html`<span class="id">${worker.id}</span> <${Copy} text=${worker.id} />`, "wide"],
