@@ -13,7 +13,7 @@ from rest import UNKNOWN_ID, V1, expect_problem, register, run_task, submit
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from host.conftest import Start
-from zndraw_joblib import Identity, JobLib, JobLibSettings
+from zndraw_joblib import Identity, JobLib, JobLibSettings, verify_readable_room
 
 BOUND = 30
 ROOT = Identity("root", is_superuser=True)
@@ -338,3 +338,28 @@ async def test_only_true_makes_a_superuser(sessions: Any, start: Start, flag: An
 
     client = await start(mounted(sessions, identity))
     assert (await client.get(f"{V1}/me")).json()["is_superuser"] is expected
+
+
+async def test_what_a_hosts_dependencies_read_from_the_query_is_allowed(sessions: Any, start: Start) -> None:
+    """A token for the identity, and a parameter of a guard. One that takes the request may read any."""
+
+    async def user(token: str = "") -> Identity:
+        return Identity(token, True)
+
+    async def room(room_id: str, project: str = "") -> str:
+        return room_id
+
+    async def whole(room_id: str, request: Request) -> str:
+        return room_id
+
+    app = FastAPI()
+    JobLib(session_maker=sessions, identity=user, readable_room=room).mount(app)
+    client = await start(app)
+    url = f"{V1}/rooms/lab/jobs"
+    params: dict[str, Any] = {"token": "ada", "project": "x", "limit": 1}
+    assert (await client.get(url, params=params)).json()["items"] == []
+    assert (await client.get(f"{V1}/me", params={"token": "a b"})).json()["id"] == "a b"
+    problem = expect_problem(await client.get(url, params={**params, "limt": 1}), 422, "invalid-request")
+    assert "query.limt" in problem["detail"]
+    app.dependency_overrides[verify_readable_room] = whole
+    assert (await client.get(url, params={**params, "limt": 1})).status_code == 200

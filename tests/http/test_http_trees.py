@@ -97,7 +97,7 @@ async def test_tasks_are_found_by_their_tags(client: httpx.AsyncClient) -> None:
         ({"tags": [f"t{number}" for number in range(11)]}, "tags"),
         ({"tags": [""]}, "tags.0"),
         ({"tags": ["x" * 65]}, "tags.0"),
-        ({"tags": ["a\nb"]}, "tags.0: Value error, it may have printable characters only"),
+        ({"tags": ["a\nb"]}, "tags.0: it may have printable characters only"),
         ({"tags": "nightly"}, "tags"),
         ({"parent": "none"}, "parent"),
         ({"parent": UNKNOWN_ID}, f"parent: room 'lab' has no task {UNKNOWN_ID}"),

@@ -1,5 +1,6 @@
 """The commands for webhooks."""
 
+import shlex
 from enum import StrEnum
 from typing import Annotated
 
@@ -127,7 +128,7 @@ def send_test(
 ) -> None:
     """Send a test event to a webhook."""
     with open_client(url) as client, client.near_webhooks(name, room):
-        _print_added(client.webhooks.test(name, room=room), as_json=as_json)
+        _print_added(client.webhooks.test(name, room=room), room, as_json=as_json)
 
 
 @app.command()
@@ -161,11 +162,17 @@ def repeat(
 ) -> None:
     """Send the event of a delivery again."""
     with open_client(url) as client:
-        _print_added(client.webhooks.repeat(delivery, room=room), as_json=as_json)
+        _print_added(client.webhooks.repeat(delivery, room=room), room, as_json=as_json)
 
 
-def _print_added(delivery: Delivery, *, as_json: bool) -> None:
-    print_json(delivery) if as_json else typer.echo(delivery.id)
+def _print_added(delivery: Delivery, room: str, *, as_json: bool) -> None:
+    """Print the number of a new delivery, for scripts, and where its outcome is shown."""
+    if as_json:
+        print_json(delivery)
+        return
+    typer.echo(delivery.id)
+    command = shlex.join(["zndraw-joblib", "webhooks", "deliveries", "--room", room])
+    print_note(f"Delivery {delivery.id} of {delivery.event} is being sent. '{command}' shows the answer.")
 
 
 def _print(webhook: WebhookResponse, *, as_json: bool) -> None:

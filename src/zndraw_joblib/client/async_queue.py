@@ -29,7 +29,7 @@ from zndraw_joblib.client.flows import (
     send_once,
     wait,
 )
-from zndraw_joblib.client.groups import NewGroupTask, raise_refused
+from zndraw_joblib.client.groups import NewGroupTask, parse_group_id, raise_refused
 from zndraw_joblib.client.retry import FastRule, RetryRule
 from zndraw_joblib.client.submits import Chunk, NewTask, Submits, Submitted, TaskOptions, checked_key
 from zndraw_joblib.client.task_id import Bar, TaskId, id_of
@@ -404,7 +404,7 @@ class AsyncQueue(AsyncSubmitter):
 
     def get_group(self, group_id: str | UUID) -> AsyncGroup:
         """Return a group that exists, without a request. Raises ValueError for a text that is no UUID."""
-        return AsyncGroup(self, NewGroupTask(self._rule, self._room), UUID(str(group_id)))
+        return AsyncGroup(self, NewGroupTask(self._rule, self._room), parse_group_id(group_id))
 
     async def run(self, flow: Flow[T]) -> T:
         """Return the result of a flow of requests."""

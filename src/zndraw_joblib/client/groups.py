@@ -14,6 +14,17 @@ from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.groups import GroupRequest, GroupResponse, GroupUpdate
 from zndraw_joblib.wire.problems import ProblemException
 
+_MAX_SHOWN = 100
+
+
+def parse_group_id(group_id: str | UUID) -> UUID:
+    """Return the id of a group. Raises ValueError for a text that is no whole id."""
+    try:
+        return UUID(str(group_id))
+    except ValueError:
+        shown = str(group_id)[:_MAX_SHOWN]
+        raise ValueError(f"group_id: {shown!r} is not a UUID; pass the whole id of the group") from None
+
 
 def raise_refused(results: Sequence[object]) -> None:
     """Raise the first problem among the results of submits, with a note that has its place."""

@@ -24,7 +24,7 @@ from zndraw_joblib.client.flows import (
     send_once,
     wait,
 )
-from zndraw_joblib.client.groups import NewGroupTask, raise_refused
+from zndraw_joblib.client.groups import NewGroupTask, parse_group_id, raise_refused
 from zndraw_joblib.client.operators import Operator
 from zndraw_joblib.client.rest import TaskRest
 from zndraw_joblib.client.results import ResultReader
@@ -398,7 +398,7 @@ class Queue(Submitter, ResultReader):
 
     def get_group(self, group_id: str | UUID) -> Group:
         """Return a group that exists, without a request. Raises ValueError for a text that is no UUID."""
-        return Group(self, NewGroupTask(self._rule, self._room), UUID(str(group_id)))
+        return Group(self, NewGroupTask(self._rule, self._room), parse_group_id(group_id))
 
     def run(self, flow: Flow[T]) -> T:
         """Return the result of a flow of requests."""

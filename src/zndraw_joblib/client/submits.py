@@ -101,7 +101,7 @@ class NewTask:
     tags: Sequence[str] | None = None
     parent: UUID | str | None = RUNNING
     group: UUID | None = None
-    webhook: TaskWebhook | Mapping[str, Any] | None = None
+    webhook: TaskWebhook | Mapping[str, Any] | str | None = None
     after: Any = None
     requires: Mapping[str, Any] | None = None
 
@@ -133,6 +133,8 @@ class NewTask:
         options = {name: getattr(self, name) for name in SubmitOptions.__annotations__ if name != "after"}
         if self.parent == RUNNING:
             options["parent"] = running
+        if isinstance(self.webhook, str):
+            options["webhook"] = {"url": self.webhook}
         return {name: value for name, value in options.items() if value is not None}
 
 

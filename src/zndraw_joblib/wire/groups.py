@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
-from pydantic import ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 
 from zndraw_joblib.wire.bodies import JsonObject, Printable, RequestBody, ResponseBody, is_none
 from zndraw_joblib.wire.policy import Seconds
@@ -113,12 +113,18 @@ class BatchGroup(GroupRequest):
     sealed: bool = True
 
 
+def _sealing(value: Any) -> Any:
+    if value is False:
+        raise ValueError("a group cannot be opened again; send true to seal it")
+    return value
+
+
 class GroupUpdate(RequestBody):
     """Seal a group: no more tasks can be added, and it ends when all have ended."""
 
     model_config = ConfigDict(extra="forbid")
 
-    sealed: Literal[True]
+    sealed: Annotated[Literal[True], BeforeValidator(_sealing)]
 
 
 class GroupFailure(ResponseBody):

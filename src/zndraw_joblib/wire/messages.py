@@ -304,7 +304,7 @@ class SubmitOptions(TypedDict, total=False):
     tags: Sequence[str] | None
     parent: UUID | str | None
     group: UUID | None
-    webhook: TaskWebhook | Mapping[str, Any] | None
+    webhook: TaskWebhook | Mapping[str, Any] | str | None
     after: Any
     requires: Mapping[str, Any] | None
 

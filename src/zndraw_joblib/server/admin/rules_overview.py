@@ -368,7 +368,7 @@ def _tasks(number: int) -> str:
 def _duration(waited: timedelta) -> str:
     minutes = int(waited.total_seconds() // 60)
     if minutes < 120:
-        return f"{minutes} minutes"
+        return "1 minute" if minutes == 1 else f"{minutes} minutes"
     return f"{minutes // 60} hours" if minutes < 48 * 60 else f"{minutes // 1440} days"
 
 

@@ -17,7 +17,7 @@ _unavailable = RepeatedFailure(logging.getLogger(__name__))
 
 _RETRY_AFTER = {"Retry-After": "1"}
 _IN_DOUBT = "the commit may or may not have succeeded"
-_MAYBE_APPLIED = "The request may or may not have been applied; retry it with the same Idempotency-Key."
+MAYBE_APPLIED = "The request may or may not have been applied; retry it with the same Idempotency-Key."
 _NOT_APPLIED = "The request was not applied; retry it later."
 # PostgreSQL: serialization failure and deadlock. In both cases nothing was written.
 _RETRIABLE = frozenset({"40001", "40P01"})
@@ -81,7 +81,7 @@ def raise_unavailable(error: Exception) -> NoReturn:
     if not refused and not _is_unavailable(error):
         raise error
     _unavailable.log(f"Database unavailable: {refused or _reason(error)}")
-    text = f"{refused}. {_NOT_APPLIED}" if refused else f"{_reason(error)}. {_MAYBE_APPLIED}"
+    text = f"{refused}. {_NOT_APPLIED}" if refused else f"{_reason(error)}. {MAYBE_APPLIED}"
     raise ServiceUnavailable(f"Database unavailable: {text}", headers=_RETRY_AFTER) from error
 
 

@@ -97,6 +97,8 @@ def new_task(
         names = ", ".join(SubmitOptions.__annotations__)
         raise TypeError(f"unknown options of a submit: {', '.join(sorted(unknown))}. Known are: {names}")
     values = {field: value for field, value in options.items() if value is not None}
+    if isinstance(url := values.get("webhook"), str):
+        values["webhook"] = {"url": url}
     try:
         values["after"] = after_of(values.get("after"), content, EarlierTasks())
     except ValueError as error:

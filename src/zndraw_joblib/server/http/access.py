@@ -137,6 +137,14 @@ class RoomGuards:
         is_override = dependency in request.app.dependency_overrides or dependency in self._remembered
         return is_override or self._arguments[dependency] is not None
 
+    def dependencies(self, request: Request) -> list[Guard]:
+        """Return the dependencies that a request may run."""
+        guards = [*self._arguments.values(), *self._remembered.values()]
+        guards += [
+            dependency for dependency in self._arguments if dependency in request.app.dependency_overrides
+        ]
+        return [guard for guard in guards if guard is not None]
+
     async def resolve(self, request: Request, dependency: Guard, room_id: str) -> str:
         """Return the room that a request names after the guards have passed.
 

@@ -27,20 +27,14 @@ from zndraw_joblib.server.http.access import (
 )
 from zndraw_joblib.server.http.middleware import abort
 from zndraw_joblib.server.http.requests import (
+    QUERY_TOKEN,
     DisconnectWatcher,
     Omissible,
     event_stream,
     fresh_copy,
     header_values,
 )
-from zndraw_joblib.server.http.routing import (
-    QUERY_TOKEN,
-    JsonResponse,
-    Parameter,
-    Wait,
-    json_response,
-    serves,
-)
+from zndraw_joblib.server.http.routing import JsonResponse, Parameter, Wait, json_response, serves
 from zndraw_joblib.server.process.ports import Identity
 from zndraw_joblib.server.process.waiters import Expired, in_time
 from zndraw_joblib.server.queue import rules_groups, rules_tokens

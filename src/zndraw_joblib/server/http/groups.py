@@ -27,8 +27,16 @@ from zndraw_joblib.server.queue.rules_idempotency import Answers, answers_of, on
 from zndraw_joblib.server.runtime.runtime import Runtime
 from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.groups import GroupOnEnd, GroupRequest, GroupResponse, GroupUpdate, NewGroup
-from zndraw_joblib.wire.names import INTERNAL, parse_job_name
-from zndraw_joblib.wire.problems import ContentTooLarge, GroupNotFound, InternalJobNotConfigured, TaskNotFound
+from zndraw_joblib.wire.messages import JobResponse
+from zndraw_joblib.wire.names import INTERNAL, JobName, parse_job_name
+from zndraw_joblib.wire.problems import (
+    ContentTooLarge,
+    Forbidden,
+    GroupNotFound,
+    InternalJobNotConfigured,
+    JobNotFound,
+    TaskNotFound,
+)
 
 # Lists of groups have the payloads too.
 MAX_ON_END_BYTES = 64 * 1024
@@ -60,17 +68,14 @@ async def checked_group(queue: QueueState, caller: Identity, room_id: str, group
 
 async def _checked_schema(queue: QueueState, caller: Identity, room_id: str, on_end: GroupOnEnd) -> str:
     """Return the schema of the job of `on_end`, which its payload matches, as JSON."""
-    job, runtime = parse_job_name(on_end.job), queue.runtime
-    check_job(caller, job)
+    runtime = queue.runtime
+    known, job = await _job_of_end(queue, caller, room_id, on_end.job)
     size = len(rules_transitions.check_size("on_end.payload", on_end.payload))
     if size > MAX_ON_END_BYTES:
         raise ContentTooLarge(
             f"on_end.payload has {size} bytes; at most {MAX_ON_END_BYTES} are allowed. "
             "Return large values from a task of the group, and read them in its results"
         )
-    known = await runtime.database.read(
-        rules_jobs.get, room_id, job, cross_room=runtime.settings.cross_room_jobs
-    )
     if job.room_id == INTERNAL and queue.dispatcher.mode(job) is None:
         raise InternalJobNotConfigured(f"on_end.job: {on_end.job!r} has no executor in this server")
     schema = to_json(known.schema_).decode()
@@ -80,6 +85,19 @@ async def _checked_schema(queue: QueueState, caller: Identity, room_id: str, on_
     errors = [] if fault is None else (fault.problem.model_extra or {}).get("errors", [])
     rules_groups.raise_unless_filled(on_end.payload, errors)
     return schema
+
+
+async def _job_of_end(
+    queue: QueueState, caller: Identity, room_id: str, name: str
+) -> tuple[JobResponse, JobName]:
+    """Return the job of `on_end`. Raises its problem, with the name of the field."""
+    settings, read = queue.runtime.settings, queue.runtime.database.read
+    try:
+        job = parse_job_name(name)
+        check_job(caller, job)
+        return await read(rules_jobs.get, room_id, job, cross_room=settings.cross_room_jobs), job
+    except (Forbidden, JobNotFound) as problem:
+        raise type(problem)(f"on_end.job: {problem}") from problem
 
 
 @serves(ops.GET_GROUP)

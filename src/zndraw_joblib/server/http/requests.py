@@ -5,15 +5,19 @@ import inspect
 import os
 import re
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextvars import ContextVar
 from functools import lru_cache
 from itertools import count
 from secrets import token_hex
 from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar, get_args
+from urllib.parse import urlencode
 
 from fastapi import APIRouter, BackgroundTasks, Depends, FastAPI, Request, Response, params
 from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
+from fastapi.security import APIKeyQuery
+from fastapi.security.base import SecurityBase
+from pydantic import BaseModel
 from pydantic.json_schema import SkipJsonSchema
 from starlette.requests import ClientDisconnect, HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -296,6 +300,8 @@ class RequestCounts:
 # The key of the values of dependencies that were solved for a request, in its scope.
 SOLVED = "zndraw_joblib.solved"
 _VALUE = "zndraw_joblib.value"
+# The key of the token that was in the query, which no log shows.
+QUERY_TOKEN = "zndraw_joblib.query_token"  # noqa: S105 - not a token
 # The key of the queue in the scope of a request that one of its routes handles.
 QUEUE = "zndraw_joblib.queue"
 # Without it, an error of a dependency reaches the caller of `solve`, and no handler of the app.
@@ -336,17 +342,21 @@ async def solve(request: Request, dependency: Callable[..., Any], **path_params:
     request.scope.setdefault("state", {})
     scope = {**request.scope, "path_params": values, _VALUE: results}
     scope.pop(_HANDLERS, None)
+    if (token := scope.get(QUERY_TOKEN)) is not None:
+        scope["query_string"] = b"&".join(
+            filter(None, (scope["query_string"], urlencode({"token": token}).encode()))
+        )
     receive, content = request.receive, request.scope.get(BODY)
     if isinstance(receive, Rereadable):
         receive = receive.source
     if content is not None:
         receive = read_again(content, receive)
     body = RecordedBody(receive, _max_body_bytes(request))
-    token = _Overrides.app.set(request.app)
+    app = _Overrides.app.set(request.app)
     try:
         await _solver(dependency, tuple(values), request.method)(scope, body, _drop)
     finally:
-        _Overrides.app.reset(token)
+        _Overrides.app.reset(app)
     if not results:
         raise InternalServerError(f"FastAPI did not solve the dependency {dependency!r:.200}")
     if content is None and isinstance(request.receive, Rereadable):
@@ -431,12 +441,8 @@ def takes_parameter(dependency: Callable[..., Any], name: str) -> bool:
 
 
 def _takes(parameter: inspect.Parameter, name: str) -> bool:
-    kind, *marks = (
-        get_args(parameter.annotation)
-        if hasattr(parameter.annotation, "__metadata__")
-        else (parameter.annotation,)
-    )
-    for mark in (parameter.default, *marks):
+    kind, marks = _marked(parameter)
+    for mark in marks:
         if isinstance(mark, params.Depends):
             below = mark.dependency or kind
             return callable(below) and takes_parameter(below, name)
@@ -445,6 +451,63 @@ def _takes(parameter: inspect.Parameter, name: str) -> bool:
         if isinstance(mark, params.Param | params.Body):
             return False
     return parameter.name == name or (inspect.isclass(kind) and issubclass(kind, HTTPConnection))
+
+
+def _marked(parameter: inspect.Parameter) -> tuple[Any, list[Any]]:
+    """Return the type of a parameter, and what marks it: its default, and the metadata of the type."""
+    if hasattr(parameter.annotation, "__metadata__"):
+        kind, *marks = get_args(parameter.annotation)
+        return kind, [parameter.default, *marks]
+    return parameter.annotation, [parameter.default]
+
+
+Overrides = Mapping[Callable[..., Any], Callable[..., Any]]
+
+
+def query_names(
+    dependency: Callable[..., Any], overrides: Overrides, path_names: Iterable[str] = ()
+) -> set[str] | None:
+    """Return the query parameters that a dependency takes, with those below it and an app's overrides.
+
+    None if that is unknown: it takes the whole request, and may read any of them.
+    """
+    dependency = overrides.get(dependency, dependency)
+    module = getattr(dependency, "__module__", "")
+    if isinstance(dependency, SecurityBase) and module.startswith("fastapi."):
+        return {dependency.model.name} if isinstance(dependency, APIKeyQuery) else set()
+    try:
+        parameters = inspect.signature(dependency, eval_str=True).parameters.values()
+    except (NameError, TypeError, ValueError):  # a name that is imported for type checkers only; no signature
+        return None
+    names: set[str] = set()
+    for parameter in parameters:
+        of_parameter = _query_names_of(parameter, overrides, is_own=module.startswith("zndraw_joblib."))
+        if of_parameter is None:
+            return None
+        names |= of_parameter
+    return names - set(path_names)
+
+
+def _query_names_of(parameter: inspect.Parameter, overrides: Overrides, *, is_own: bool) -> set[str] | None:
+    """Return the query parameters that a parameter of a dependency stands for: the fields of a model.
+
+    The package's `is_own` dependencies take the request for other things than its query.
+    """
+    kind, marks = _marked(parameter)
+    is_class = inspect.isclass(kind)
+    for mark in marks:
+        if isinstance(mark, params.Depends):
+            below = mark.dependency or kind
+            return query_names(below, overrides) if callable(below) else None
+        if isinstance(mark, params.Query):
+            if is_class and issubclass(kind, BaseModel):
+                return {field.alias or name for name, field in kind.model_fields.items()}
+            return {mark.alias or parameter.name}
+        if isinstance(mark, params.Param | params.Body):
+            return set()
+    if is_class and issubclass(kind, HTTPConnection):
+        return set() if is_own else None
+    return {parameter.name}
 
 
 # A client that disconnects while its request waits.

@@ -15,10 +15,11 @@ import hashlib
 import inspect
 import json
 import re
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from datetime import timedelta
 from functools import partial, update_wrapper
+from itertools import islice
 from math import isinf
 from time import perf_counter
 from typing import Annotated, Any, NamedTuple, get_args
@@ -42,6 +43,7 @@ from zndraw_joblib.server.http.access import (
     QueueState,
     Recheck,
     check_after_body,
+    get_result_backend,
     guarded_room,
     is_trusted,
     permitted_caller,
@@ -56,6 +58,7 @@ from zndraw_joblib.server.http.requests import (
     BY_HOST,
     HELD_BYTES,
     MAX_BODY_BYTES,
+    QUERY_TOKEN,
     QUEUE,
     SCOPE_KEY,
     SEND,
@@ -67,14 +70,17 @@ from zndraw_joblib.server.http.requests import (
     given_request_id,
     header_values,
     preferred_wait,
+    query_names,
     read_body,
     solve,
 )
 from zndraw_joblib.server.process.ports import CursorPage, Page, RequestKey
 from zndraw_joblib.server.runtime.problem_responses import (
+    MAX_LISTED_ERRORS,
     as_problem,
     invalid_body,
     invalid_part,
+    of_read,
     problem_response,
 )
 from zndraw_joblib.wire.messages import MAX_BATCH_BYTES, MAX_PAGE, BatchReportRequest, BatchSubmitRequest
@@ -82,6 +88,7 @@ from zndraw_joblib.wire.names import (
     IDEMPOTENCY_KEY,
     MAX_KEY_LENGTH,
     JobName,
+    near_text,
     parse_job_name,
     parse_key,
     parse_provider_name,
@@ -103,8 +110,8 @@ _AS_ZEROS = bytes.maketrans(b"123456789E", b"000000000e")
 _MANY_DIGITS = b"0" * 100
 # To look at each value of a longer body takes less time, if there are few.
 _LONG_BODY, _FEW_VALUES = 100_000, 1_000
-# The key of the token that was in the query, which no log shows.
-QUERY_TOKEN = "zndraw_joblib.query_token"  # noqa: S105 - not a token
+# How many characters of an unknown query parameter an error shows.
+_MAX_SHOWN = 40
 Resolve = Callable[[Request], Any]
 Work = Callable[..., Awaitable[Response]]
 _REQUIRED = inspect.Parameter.empty
@@ -417,8 +424,11 @@ class Endpoint:
         self._marks = {name: _mark(parameter) for name, parameter in self._parameters.items()}
         _check(operation, work, self._parameters, self._marks)
         self.of_request = [name for name in self._parameters if name in _OF_REQUEST]
-        self.steps = [*self._access(), *self._values()]
+        self.access_steps, self.value_steps = [*self._access()], [*self._values()]
         self.__signature__ = _signature(dict(self._declared()))
+        # The query parameters that it takes.
+        others = {*re.findall(r"{(\w+)}", operation.template), "body"}
+        self.query_names = sorted(query_names(self, {}, others) or ())
 
     def __call__(self, **values: Any) -> Awaitable[Response]:
         """Call the function."""
@@ -514,6 +524,7 @@ class Route(APIRoute):
         # The host's own dependencies, and the identity.
         self._dependencies = [depends.dependency for depends in self.dependencies if depends.dependency]
         self.counts = RequestCounts()
+        self._steps = self._all_steps()
         # The queue whose route it is; without it, the app's first.
         self.queue: QueueState | None = None
         self.app = self._answer
@@ -523,7 +534,36 @@ class Route(APIRoute):
         route = copy(self)
         route.dependency_overrides_provider = provider
         route.counts, route.app = RequestCounts(), route._answer
+        route._steps = route._all_steps()
         return route
+
+    def _all_steps(self) -> list[Step]:
+        """Return the steps of a request: the caller is checked first, then the query, which may be wrong."""
+        endpoint = self.endpoint
+        checks = [] if endpoint.has_free_query else [_step(None, self._check_query)]
+        return [*endpoint.access_steps, *checks, *endpoint.value_steps]
+
+    def _check_query(self, request: Request) -> None:
+        """Raise `InvalidRequest` for a query parameter that neither the operation nor the host takes."""
+        if not request.scope["query_string"]:
+            return
+        known = self.endpoint.query_names
+        unknown = [name for name in request.query_params if name not in known]
+        if not unknown or (of_host := self._query_names_of_host(request)) is None:
+            return
+        if unknown := [name for name in unknown if name not in of_host]:
+            raise _unknown_parameters(unknown, known)
+
+    def _query_names_of_host(self, request: Request) -> set[str] | None:
+        """Return the query parameters that the host's dependencies take; None if they may read any."""
+        queue, names = queue_state(request), set[str]()
+        dependencies = [*self._dependencies, queue.identity, *queue.guards.dependencies(request)]
+        for dependency in (*dependencies, get_result_backend):
+            of_dependency = query_names(dependency, request.app.dependency_overrides, request.path_params)
+            if of_dependency is None:
+                return None
+            names |= of_dependency
+        return names
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         response = await self.respond(Request(scope, Rereadable(receive), send))
@@ -566,7 +606,7 @@ class Route(APIRoute):
                 await self._solve_dependencies(request, queue)
             parts = {"request": request, "queue": queue, "runtime": queue.runtime}
             values = {name: parts[name] for name in endpoint.of_request}
-            for name, resolve, is_async, header, absent in endpoint.steps:
+            for name, resolve, is_async, header, absent in self._steps:
                 value = absent
                 if header is None or header in headers:
                     value = await resolve(request) if is_async else resolve(request)
@@ -585,6 +625,17 @@ class Route(APIRoute):
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Return the handler that replaces FastAPI's and its stacks for dependencies and errors."""
         return self.respond
+
+
+def _unknown_parameters(names: Iterable[str], known: Sequence[str]) -> InvalidRequest:
+    """Return the problem of query parameters that an operation does not take, with what may be meant."""
+    listed = f"; it takes {', '.join(known)}" if known else "; it takes none"
+    errors: list[dict[str, Any]] = []
+    for name in islice(names, MAX_LISTED_ERRORS):
+        shown = name[:_MAX_SHOWN]
+        message = f"the operation takes no such parameter{near_text(shown, known) or listed}"
+        errors.append({"loc": ["query", shown], "message": message, "type": "extra_forbidden"})
+    return InvalidRequest(f"query.{errors[0]['loc'][1]}: {errors[0]['message']}", errors=errors)
 
 
 # The options and the route of each operation that was made last.
@@ -618,7 +669,10 @@ def _problem_of(request: Request, error: Exception) -> Response:
     if _is_handled_by_host(request, error):
         raise error
     queue: QueueState | None = request.scope.get(QUEUE)
-    return problem_response(as_problem(error), queue.prefix if queue else "")
+    problem = as_problem(error)
+    if request.method in _SAFE:
+        problem = of_read(problem)
+    return problem_response(problem, queue.prefix if queue else "")
 
 
 def _is_handled_by_host(request: Request, error: Exception) -> bool:

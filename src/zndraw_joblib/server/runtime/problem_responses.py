@@ -9,6 +9,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from starlette.exceptions import HTTPException
 
+from zndraw_joblib.server.db.errors import MAYBE_APPLIED
 from zndraw_joblib.wire.problems import (
     PROBLEM_MEDIA_TYPE,
     InternalServerError,
@@ -16,6 +17,7 @@ from zndraw_joblib.wire.problems import (
     Problem,
     ProblemException,
     RequestRefused,
+    ServiceUnavailable,
     problem_for,
 )
 
@@ -64,6 +66,16 @@ def as_problem(error: Exception) -> ProblemException:
     return InternalServerError("Unexpected error; see the server's log")
 
 
+def of_read(problem: ProblemException) -> ProblemException:
+    """Return the problem of a request that changes nothing, without the advice for one that may have."""
+    text = str(problem)
+    if not isinstance(problem, ServiceUnavailable) or not text.endswith(MAYBE_APPLIED):
+        return problem
+    return ServiceUnavailable(
+        f"{text.removesuffix(MAYBE_APPLIED)}Repeat the request.", headers=problem.headers
+    )
+
+
 def invalid_part(error: ValidationError, *part: str) -> InvalidRequest:
     """Return the problem of a part of a request (`body`, `query`, …) that does not fit its model."""
     return _invalid_request([((*part, *loc), text, kind) for loc, text, kind in _faults(error)])
@@ -105,7 +117,7 @@ def _faults_of_items(
 
 def _faults(error: ValidationError) -> list[Fault]:
     errors = error.errors(include_url=False, include_input=False, include_context=False)
-    return [(fault["loc"], fault["msg"], fault["type"]) for fault in errors]
+    return [(fault["loc"], fault["msg"].removeprefix("Value error, "), fault["type"]) for fault in errors]
 
 
 def _invalid_request(faults: Iterable[Fault], note: str = "") -> InvalidRequest:
