@@ -3,6 +3,7 @@
 import logging
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import UUID, uuid4
 
 import httpx
 import pytest
@@ -12,10 +13,11 @@ from rest import V1, AsUser, claim, expect_problem, register, report, submit
 from seeds import LONG_AGO, add_tasks, task
 from sqlalchemy import func, select
 
-from zndraw_joblib.server.admin import rules_searches, sql_lists
+from zndraw_joblib.server.admin import rules_searches, sql_lists, sql_searches
 from zndraw_joblib.server.admin.rules_searches import BulkLimits, Confirmed
+from zndraw_joblib.server.admin.sql_searches import Budget
 from zndraw_joblib.server.db import runtime_settings
-from zndraw_joblib.server.db.tables import AttemptDetailRecord, Task, metadata
+from zndraw_joblib.server.db.tables import AttemptDetailRecord, Task, TaskTag, metadata
 from zndraw_joblib.server.process.ports import CursorPage
 from zndraw_joblib.server.queue import rules_retention
 from zndraw_joblib.server.runtime.runtime import Runtime
@@ -72,7 +74,7 @@ async def test_an_action_affects_what_its_preview_counted(
     ids = [await fail_one(client, job) for _ in range(4)]
     shown = await preview(client, "retry", status=["failed", "running"], room=["lab"])
     assert (shown["count"], shown["is_complete"], shown["limit"]) == (4, True, 10_000)
-    assert [example["id"] for example in shown["examples"]] == ids[::-1]
+    assert [example["id"] for example in shown["examples"]] == ids
     assert {example["payload_preview"] for example in shown["examples"]} == {"{}"}
     assert datetime.fromisoformat(shown["expires_at"]) > datetime.now(UTC) + timedelta(minutes=8)
     newer = await fail_one(client, job)
@@ -203,14 +205,62 @@ async def test_locked_tasks_are_skipped(replica: Replica) -> None:
 
 @on_both
 async def test_an_action_affects_at_most_its_limit(replica: Replica) -> None:
-    """The newest ones; preview and result say that there may be more."""
+    """The newest ones, and of a retry the oldest; preview and result say that there may be more."""
     job = await replica.register()
     ids = await add_tasks(replica, [task(job.id, TaskStatus.FAILED) for _ in range(9)])
-    confirmed = Confirmed(ADMIN, BulkAction.RETRY, TaskFilter(), 0)
-    done = await apply(replica, confirmed, BulkLimits(tasks=7, batch=3))
-    assert (done.affected, done.is_complete) == (7, False)
-    failed = await replica.rows(tasks, tasks.c.status == "failed")
-    assert [row.id for row in failed] == ids[:2]
+    for action, count, left in ((BulkAction.RETRY, 5, ids[5:]), (BulkAction.PURGE, 3, ids[5:6])):
+        done = await apply(
+            replica, Confirmed(ADMIN, action, TaskFilter(), 0), BulkLimits(tasks=count, batch=2)
+        )
+        assert (done.affected, done.is_complete) == (count, False)
+        assert [row.id for row in await replica.rows(tasks, tasks.c.status == "failed")] == left
+
+
+@on_both
+async def test_a_retry_finds_the_oldest_along_each_index(replica: Replica, subtests: pytest.Subtests) -> None:
+    """Of any filter; it begins with `since` and ends with `until`, without reading what is outside."""
+    job, other = await replica.register(), await replica.register("Other")
+    group, root = uuid4(), uuid4()
+    new = [
+        {
+            **task((other if n % 5 == 4 else job).id, TaskStatus.FAILED),
+            **{"created_at": LONG_AGO + timedelta(hours=n), "group_id": group, "linked": True},
+            **{"root": root, "parent": root},
+            **{"room_id": "lab" if n % 2 else "attic", "tags": ["a"]},
+        }
+        for n in range(600)
+    ]
+    ids = await add_tasks(replica, new)
+    rows = await replica.rows(tasks)
+    await replica.add(
+        TaskTag.__table__, [{"task_seq": r.seq, "tag": "a", "room_id": r.room_id} for r in rows]
+    )
+    late = {"since": LONG_AGO + timedelta(hours=500), "until": LONG_AGO + timedelta(hours=590)}
+    cases: list[tuple[dict[str, Any], list[UUID]]] = [
+        ({}, ids),
+        (late, ids[500:590]),
+        ({"room": ["lab"]}, ids[1::2]),
+        ({"room": ["lab", "attic"], **late}, ids[500:590]),
+        ({"job": [other.full_name]}, ids[4::5]),
+        ({"job": [other.full_name], "room": ["attic"]}, ids[4::10]),
+        *(({name: value, **late}, ids[500:590]) for name, value in (("group", group), ("root", root))),
+        ({"parent": root, "status": ["failed"]}, ids),
+        ({"tag": ["a", "b"]}, ids),
+        ({"tag": ["a"], "room": ["lab"], **late}, ids[501:590:2]),
+    ]
+    budget = Budget(rows=100_000, seconds=60)
+    for wanted, expected in cases:
+        with subtests.test(wanted=wanted):
+            task_filter = TaskFilter(**{"status": ["failed", "cancelled"], **wanted})
+            resolved = await replica.runtime.database.read(rules_searches.resolve, task_filter)
+            oldest = resolved.limited_to(2**60, oldest_first=True)
+            found, after = list[UUID](), None
+            while True:
+                part = await replica.runtime.database.read(sql_searches.find, oldest, after, 70, budget)
+                found, after = found + [row.id for row in part.rows], part.after
+                if after is None:
+                    break
+            assert found == expected
 
 
 async def test_a_token_is_for_its_caller_action_and_filter(

@@ -1,6 +1,7 @@
 """A search reads a window of one index, with any statistics."""
 
 import re
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
@@ -8,18 +9,21 @@ import pytest
 from replica import ADMIN
 
 from plans.explained import FEW, Explainer, Plan
-from plans.seeding import BIG, RARE, worker_id
+from plans.seeding import BIG, RARE, group_id, worker_id
 from plans.test_plans import describe, name
-from zndraw_joblib.server.admin import rules_lists, rules_searches
+from zndraw_joblib.server.admin import rules_lists, rules_searches, sql_searches
 from zndraw_joblib.server.admin.sql_searches import Budget
+from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.process.ports import CursorPage
 from zndraw_joblib.wire.operators import TaskFilter
+from zndraw_joblib.wire.statuses import TaskStatus
 
 UNSUCCESSFUL, HELD, QUEUE = "ix_joblib_task_unsuccessful", "ix_joblib_task_held", "ix_joblib_task_queue"
 SCHEDULED, JOB_ROOM = "ix_joblib_task_scheduled", "ix_joblib_task_job_room"
 ROOM, ROOM_STATUS = "ix_joblib_task_room", "ix_joblib_task_room_status"
 IDS = {"sqlite_autoindex_joblib_task_1", "uq_joblib_task_id"}
 PARENT = "ix_joblib_task_parent"
+SINCE = datetime(2026, 1, 1, 12, tzinfo=UTC)
 # The primary key backwards is also shown as a scan.
 KEY = {"PRIMARY KEY", "pk_joblib_task", None}
 CASES: dict[str, list[tuple[dict[str, Any], set[str | None]]]] = {
@@ -63,11 +67,43 @@ async def test_a_search_reads_its_index(explainer: Explainer, kind: str) -> None
                 assert_begins_at_its_place(plan)
 
 
-def assert_begins_at_its_place(plan: Plan) -> None:
-    """Check that a window on SQLite does not walk from the newest task of the index to its place."""
+def assert_begins_at_its_place(plan: Plan, bound: str = "<?)") -> None:
+    """Check that a window on SQLite does not walk from the first task of the index to its place."""
     reads = [line for line in plan.text.splitlines() if re.match("(SEARCH|SCAN) joblib_task", line)]
     assert reads, describe(plan)
-    assert all("<?)" in line for line in reads), describe(plan)
+    assert all(bound in line for line in reads), describe(plan)
+
+
+async def test_a_retry_reads_its_index_forwards(explainer: Explainer) -> None:
+    """From the oldest task on, and with `since` from a place on."""
+    budget = Budget(rows=4_000, seconds=60, grow_below=60, shrink_above=60)
+    oldest: list[tuple[dict[str, Any], set[str | None]]] = [
+        ({}, {UNSUCCESSFUL}),
+        ({"text": "rare"}, {UNSUCCESSFUL}),
+        ({"since": SINCE, "text": "rare"}, {UNSUCCESSFUL}),
+        ({"room": ["lab"], "text": "rare"}, {ROOM_STATUS}),
+        ({"room": ["lab", "quiet"], "text": "rare"}, {ROOM_STATUS}),
+        ({"group": group_id(1)}, {"ix_joblib_task_group"}),
+        ({"job": [str(name(RARE))]}, KEY | {JOB_ROOM}),
+        ({"job": [str(name(BIG))]}, {UNSUCCESSFUL, JOB_ROOM}),
+    ]
+    for wanted, indexes in oldest:
+
+        async def search(tx: Transaction, wanted: dict[str, Any] = wanted) -> None:
+            statuses = [TaskStatus.FAILED, TaskStatus.CANCELLED]
+            resolved = await rules_searches.resolve(tx, TaskFilter(status=statuses, **wanted))
+            assert resolved is not None
+            await sql_searches.find(tx, resolved.limited_to(2**60, oldest_first=True), None, 500, budget)
+
+        for plan in await explainer.plans(search):
+            # A time is found by halving the numbers.
+            indexed = indexes if "matches" in plan.statement or "job" in wanted else KEY
+            assert plan.by("joblib_task") <= indexed, describe(plan)
+            if explainer.is_postgresql:
+                assert "Seq Scan joblib_task" not in plan.text, describe(plan)
+                assert plan.sorted_rows <= 5 * FEW, describe(plan)
+            elif " > " in plan.statement and "matches" in plan.statement:
+                assert_begins_at_its_place(plan, ">?)")
 
 
 async def test_failures_are_grouped_by_their_index(explainer: Explainer) -> None:

@@ -192,6 +192,24 @@ async def test_a_bulk_retry_begins_with_the_predecessors(replica: Replica) -> No
     assert [await end(replica, job) for _ in chain] == [task.id for task in chain]
 
 
+async def test_repeats_of_a_bulk_retry_reach_the_end_of_a_long_chain(replica: Replica) -> None:
+    """Each goes on behind the last, however long the chain is: none fails again."""
+    job = await replica.register()
+    chain = [await replica.submit(job)]
+    for _ in range(6):
+        chain.append(await replica.submit(job, after={"tasks": [chain[-1].id]}))
+    await end(replica, job, status="failed")
+    retry = rules_searches.Confirmed(ADMIN, BulkAction.RETRY, TaskFilter(room=["lab"]), 2**60)
+    limits = rules_searches.BulkLimits(tasks=3, batch=2)
+    affected = []
+    for _ in range(3):
+        read, write = replica.runtime.database.read, replica.runtime.write
+        affected.append((await rules_searches.apply(read, write, retry, None, limits)).affected)
+        await handle(replica)
+    assert affected == [3, 3, 1]
+    assert [await end(replica, job) for _ in chain] == [task.id for task in chain]
+
+
 async def test_a_bulk_retry_ends_in_time_and_a_repeat_goes_on(
     replica: Replica, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -448,9 +448,9 @@ def _refusal(preview: BulkPreview, room: str) -> str | None:
 
 
 def _print_bulk_preview(preview: BulkPreview, selection: Selection) -> None:
-    more = (
-        "" if preview.is_complete else f", the newest of more: one command changes at most {preview.limit:,}"
-    )
+    first = "oldest" if preview.action is BulkAction.RETRY else "newest"
+    limit = f", the {first} of more: one command changes at most {preview.limit:,}"
+    more = "" if preview.is_complete else limit
     hint = "" if preview.count else _hint_of_rooms(selection)
     what = f"{_count(preview)} {where(selection.rooms)}"
     print_note(f"{preview.action}: {what} would be {_DONE[preview.action]}{more}.{hint}")

@@ -291,11 +291,11 @@ class BulkPreviewRequest(RequestBody):
 
 
 class BulkPreview(ResponseBody):
-    """How many tasks an action would affect; `examples` are some of them, newest first.
+    """How many tasks an action would affect; `examples` are the first of them.
 
     `count` is at most `limit`, and `is_complete` is false if there are more: the action affects at most that
-    many, the newest ones. With `tree` it affects `below` more tasks, which are below them. `token` confirms
-    the action, for its caller and this filter, until `expires_at`.
+    many, a retry the oldest ones, any other the newest. With `tree` it affects `below` more tasks, which are
+    below them. `token` confirms the action, for its caller and this filter, until `expires_at`.
     """
 
     action: BulkAction

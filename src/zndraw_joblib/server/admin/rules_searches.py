@@ -398,7 +398,7 @@ async def apply(
     limits: BulkLimits = _LIMITS,
     fault: Fault | None = None,
 ) -> BulkResult:
-    """Apply a confirmed action to the newest tasks that still match.
+    """Apply a confirmed action to the newest tasks that still match, a retry to the oldest.
 
     `fault(schema, payload, user)` returns why a payload does not match a schema, for tasks to retarget.
 
@@ -409,10 +409,7 @@ async def apply(
     refused: list[RefusedTask] = []
     entry: int | None = None
     is_complete = True
-    batches = _search(read_in, confirmed, limits)
-    if confirmed.action is BulkAction.RETRY:
-        batches = _oldest_first(batches, limits)
-    async for matches in batches:
+    async for matches in _search(read_in, confirmed, limits):
         is_complete = matches.is_complete
         # Oldest first, as `apply_batch` handles them: a purge may handle only the first of them.
         rows = sorted(matches.rows, key=attrgetter("seq"))
@@ -525,19 +522,6 @@ async def _search(read_in: Run, confirmed: Confirmed, limits: BulkLimits) -> Asy
             return
 
 
-async def _oldest_first(newest_first: AsyncIterator[_Batch], limits: BulkLimits) -> AsyncIterator[_Batch]:
-    """Yield the same tasks, oldest first: retried before its predecessor, a task fails again with it."""
-    size, gives_up = limits.batch, time.monotonic() + limits.seconds
-    batches = [batch async for batch in newest_first]
-    rows = sorted((row for batch in batches for row in batch.rows), key=attrgetter("seq"))
-    is_complete = not batches or batches[-1].is_complete
-    for start in range(0, max(len(rows), 1), size):
-        yield _Batch(rows[start : start + size], is_complete)
-        if start + size < len(rows) and time.monotonic() >= gives_up:
-            yield _Batch([], is_complete=False)
-            return
-
-
 async def _resolve(tx: Transaction, confirmed: Confirmed) -> Filter | None:
     statuses = STATUSES[confirmed.action]
     if confirmed.task_filter.status:
@@ -546,7 +530,10 @@ async def _resolve(tx: Transaction, confirmed: Confirmed) -> Filter | None:
         return None
     task_filter = confirmed.task_filter.model_copy(update={"status": sorted(statuses)})
     resolved = await resolve(tx, task_filter, superseded=confirmed.action is BulkAction.RETARGET)
-    return resolved and resolved.limited_to(confirmed.newest)
+    # Retried before its predecessor, a task fails again with it; and a repeat goes on behind those of before.
+    return resolved and resolved.limited_to(
+        confirmed.newest, oldest_first=confirmed.action is BulkAction.RETRY
+    )
 
 
 class _BatchCounts(NamedTuple):

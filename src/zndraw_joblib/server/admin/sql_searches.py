@@ -1,4 +1,4 @@
-"""Search tasks, newest first, along the index that fits the filter, within a budget of rows and time.
+"""Search tasks, newest or oldest first, along the index that fits, within a budget of rows and time.
 
 A search reads *candidates* along one index in windows; all conditions of the filter decide which of them it
 returns. So its cost depends on the budget, not on the number of tasks. A statement is built and compiled once
@@ -6,11 +6,11 @@ for each shape of a filter; the values are parameters.
 """
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from functools import lru_cache
-from operator import attrgetter
+from functools import lru_cache, partial
+from operator import attrgetter, gt, lt
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -115,7 +115,7 @@ class Shape(NamedTuple):
     """What a filter has: its statuses, the names of other conditions, and how many rooms, jobs and tags.
 
     `are_few`: the parameter `few` has the numbers of all tasks that may match. With `tags` it has those of a
-    window, which are read by `tagged_statement` before.
+    window, which are read by `tagged_statement` before. Windows begin with the newest tasks, or the oldest.
     """
 
     statuses: tuple[TaskStatus, ...]
@@ -124,6 +124,7 @@ class Shape(NamedTuple):
     jobs: int
     are_few: bool
     tags: int = 0
+    oldest_first: bool = False
 
     @property
     def streams(self) -> int:
@@ -147,19 +148,27 @@ class Shape(NamedTuple):
 
 
 class _Stream(NamedTuple):
-    """Candidates in the descending order of one index; they differ in `created_at` and `seq` at most."""
+    """Candidates in the order of one index, either way; they differ in `created_at` and `seq` at most."""
 
     conditions: Sequence[Condition]
     order: tuple[ColumnElement[Any], ...]
 
     link: str | None = None
 
-    def after_position(self) -> Condition:
+    def after_position(self, *, oldest_first: bool) -> Condition:
+        follows: Callable[[Any, Any], ColumnElement[bool]] = gt if oldest_first else lt
         if self.link is not None:
             name = _LINKS[self.link]
             column, value = tasks.c[name], _value(self.link, name)
-            return by_database(tuple_(column, tasks.c.seq) < tuple_(value, _SEQ), tasks.c.seq < _SEQ)
-        return tuple_(*_BY_TIME) < tuple_(_AT, _SEQ) if self.order == _BY_TIME else tasks.c.seq < _SEQ
+            of_link = follows(tuple_(column, tasks.c.seq), tuple_(value, _SEQ))
+            return by_database(of_link, follows(tasks.c.seq, _SEQ))
+        if self.order == _BY_TIME:
+            return follows(tuple_(*_BY_TIME), tuple_(_AT, _SEQ))
+        return follows(tasks.c.seq, _SEQ)
+
+
+def _ordered(columns: Iterable[ColumnElement[Any]], *, oldest_first: bool) -> list[ColumnElement[Any]]:
+    return [column.asc() if oldest_first else column.desc() for column in columns]
 
 
 @lru_cache(maxsize=512)
@@ -172,20 +181,23 @@ def window_statement(shape: Shape, window: int, *, is_first: bool) -> Select[Any
     # As a literal: PostgreSQL's plans for any number of rows are worse.
     size: ColumnElement[int] = literal_column(str(window))
     conditions = [_CONDITIONS[name] for name in shape.conditions]
+    ordered = partial(_ordered, oldest_first=shape.oldest_first)
     if shape.statuses:
         conditions.insert(0, of_status(shape.statuses))
     matches = and_(true(), *conditions).label("matches")
     parts = []
     for stream in _streams(shape):
-        bounds = [*stream.conditions] if is_first else [*stream.conditions, stream.after_position()]
+        bounds = [*stream.conditions]
+        if not is_first:
+            bounds.append(stream.after_position(oldest_first=shape.oldest_first))
         rows = select(*_COLUMNS, matches).where(*bounds)
-        parts.append(rows.order_by(*[column.desc() for column in stream.order]).limit(size).subquery())
+        parts.append(rows.order_by(*ordered(stream.order)).limit(size).subquery())
     names = ["created_at", "seq"] if shape.is_by_time else ["seq"]
     read = parts[0]
     if len(parts) > 1:
         united = union_all(*[select(part) for part in parts]).subquery()
-        read = select(united).order_by(*[united.c[name].desc() for name in names]).limit(size).subquery()
-    position = func.row_number().over(order_by=[read.c[name].desc() for name in names]).label("position")
+        read = select(united).order_by(*ordered(united.c[name] for name in names)).limit(size).subquery()
+    position = func.row_number().over(order_by=ordered(read.c[name] for name in names)).label("position")
     numbered = select(read, position, func.count().over().label("total")).subquery()
     statement = select(numbered).where(or_(numbered.c.matches, numbered.c.position == numbered.c.total))
     return statement.order_by(numbered.c.position).limit(_LIMIT)
@@ -244,22 +256,25 @@ def _of_rooms(shape: Shape) -> list[_Stream]:
 
 
 @lru_cache(maxsize=512)
-def tagged_statement(rooms: int, tags: int, window: int, *, is_first: bool) -> Select[Any]:
-    """Return the statement for the numbers of the next tasks that have a tag, newest first.
+def tagged_statement(
+    rooms: int, tags: int, window: int, *, is_first: bool, oldest_first: bool = False
+) -> Select[Any]:
+    """Return the statement for the numbers of the next tasks that have a tag, newest or oldest first.
 
     Each room and tag has a range of its own in an index.
     """
     size: ColumnElement[int] = literal_column(str(window))
     seq, parts = task_tags.c.task_seq, []
+    behind, [order] = seq > _SEQ if oldest_first else seq < _SEQ, _ordered([seq], oldest_first=oldest_first)
     for room in range(rooms) if 0 < rooms * tags <= _MAX_STREAMS else [None]:
         for tag in range(tags):
             bounds: list[Condition] = [task_tags.c.tag == bindparam(f"tag_{tag}", type_=Text())]
             if room is not None:
                 bounds.append(task_tags.c.room_id == _value(f"room_{room}", "room_id"))
-            bounds += [] if is_first else [seq < _SEQ]
-            parts.append(select(seq).where(*bounds).order_by(seq.desc()).limit(size).subquery())
+            bounds += [] if is_first else [behind]
+            parts.append(select(seq).where(*bounds).order_by(order).limit(size).subquery())
     united = union(*[select(part) for part in parts]).subquery() if len(parts) > 1 else parts[0]
-    return select(united).order_by(united.c.task_seq.desc()).limit(size)
+    return select(united).order_by(*_ordered([united.c.task_seq], oldest_first=oldest_first)).limit(size)
 
 
 @lru_cache(maxsize=512)
@@ -339,7 +354,10 @@ class Budget(NamedTuple):
 
 @dataclass(frozen=True)
 class Filter:
-    """Which tasks to find; an empty collection and None match all. `newest` is the greatest `seq`."""
+    """Which tasks to find; an empty collection and None match all. `newest` is the greatest `seq`.
+
+    They are found newest first, or `oldest_first`.
+    """
 
     statuses: Collection[TaskStatus] = ()
     jobs: Sequence[UUID] = ()
@@ -357,10 +375,11 @@ class Filter:
     until: datetime | None = None
     newest: int | None = None
     group: UUID | None = None
+    oldest_first: bool = False
 
-    def limited_to(self, newest: int) -> "Filter":
+    def limited_to(self, newest: int, *, oldest_first: bool = False) -> "Filter":
         """Return the same filter without tasks that are newer than this one."""
-        return replace(self, newest=newest)
+        return replace(self, newest=newest, oldest_first=oldest_first)
 
 
 class SearchRow(NamedTuple):
@@ -482,7 +501,7 @@ class SearchPart(NamedTuple):
 async def find(
     tx: Transaction, filters: Filter, after: SearchPosition | None, limit: int, budget: Budget | None = None
 ) -> SearchPart:
-    """Return up to `limit` tasks that match, newest first, after a position.
+    """Return up to `limit` tasks that match after a position, in the order of the filter.
 
     It returns fewer, and where to continue, once the budget is spent.
     """
@@ -497,7 +516,7 @@ async def find(
         matches += [SearchRow(*row[: len(SearchRow._fields)]) for row in window.rows if row.matches]
         if len(matches) > limit:
             return SearchPart(matches[:limit], _position(matches[limit - 1]))
-        if window.last is None or (window.rows and _is_before(filters, window.rows[-1].created_at)):
+        if window.last is None or (window.rows and _is_beyond(filters, window.rows[-1])):
             return SearchPart(matches, None)
         after = window.last
         if len(matches) == limit or not pace.permits_another():
@@ -518,7 +537,8 @@ async def _read_window(
     params = {**params, **position, "limit": limit}
     seqs: Sequence[int] = []
     if shape.tags:
-        statement = tagged_statement(shape.rooms, shape.tags, size, is_first=after is None)
+        order = {"is_first": after is None, "oldest_first": shape.oldest_first}
+        statement = tagged_statement(shape.rooms, shape.tags, size, **order)
         seqs = (await tx.execute(statement, params)).scalars().all()
         params["few"] = padded(seqs) or [0]
     rows = (await tx.execute(window_statement(shape, size, is_first=after is None), params)).all()
@@ -540,6 +560,7 @@ async def _prepare(tx: Transaction, filters: Filter) -> tuple[Shape, dict[str, A
         len(filters.jobs),
         are_few=False,
         tags=tags,
+        oldest_first=filters.oldest_first,
     )
     params: dict[str, Any] = {name: getattr(filters, name) for name in conditions}
     params |= {name: padded(sorted(params[name])) for name in _LISTS if name in params}
@@ -573,19 +594,29 @@ def _position(row: Any) -> SearchPosition:
     return SearchPosition(row.seq, row.created_at)
 
 
-def _is_before(filters: Filter, created_at: datetime) -> bool:
-    return filters.since is not None and created_at + _DISORDER < filters.since
+def _is_beyond(filters: Filter, row: Any) -> bool:
+    """Return whether no task matches that follows this one."""
+    if filters.oldest_first:
+        is_newer = filters.newest is not None and not filters.rooms and row.seq > filters.newest
+        return is_newer or (filters.until is not None and row.created_at - _DISORDER >= filters.until)
+    return filters.since is not None and row.created_at + _DISORDER < filters.since
 
 
 async def _first_position(tx: Transaction, filters: Filter) -> SearchPosition | None:
-    """Return the position where a search begins that is not for new tasks."""
+    """Return the position where a search begins that is not for new tasks, or for the oldest ones."""
+    if filters.oldest_first:
+        last = None if filters.since is None else await _last_before(tx, filters.since, -_DISORDER)
+        return None if last is None else SearchPosition(last)
     positions = [] if filters.newest is None else [SearchPosition(filters.newest + 1)]
-    if filters.until is not None and (position := await _position_after(tx, filters.until)) is not None:
-        positions.append(position)
+    if filters.until is not None and (last := await _last_before(tx, filters.until, _DISORDER)) is not None:
+        positions.append(SearchPosition(last + 1))
     return min(positions, key=attrgetter("seq"), default=None)
 
 
-_BOUNDS = select(func.min(tasks.c.seq), func.max(tasks.c.seq))
+# Each by itself: for both at once SQLite reads a whole index.
+_BOUNDS = select(
+    select(func.min(tasks.c.seq)).scalar_subquery(), select(func.max(tasks.c.seq)).scalar_subquery()
+)
 _NEAREST = (
     select(tasks.c.seq, tasks.c.created_at)
     .where(tasks.c.seq <= bindparam("middle", type_=tasks.c.seq.type))
@@ -600,20 +631,23 @@ async def newest(tx: Transaction) -> int:
     return last or 0
 
 
-async def _position_after(tx: Transaction, moment: datetime) -> SearchPosition | None:
-    """Return a position behind about all tasks that were created after a moment, found by halving."""
+async def _last_before(tx: Transaction, moment: datetime, margin: timedelta) -> int | None:
+    """Return the number of about the last task that was created until a moment and a margin; None without.
+
+    It is found by halving.
+    """
     first, last = (await tx.execute(_BOUNDS)).one()
     if first is None:
         return None
-    low, high = first - 1, last + 1
+    low, high = int(first) - 1, int(last) + 1
     while high - low > 1:
         middle = (low + high) // 2
         nearest = (await tx.execute(_NEAREST, {"middle": middle})).first()
-        if nearest is None or nearest.created_at - _DISORDER <= moment:
+        if nearest is None or nearest.created_at - margin <= moment:
             low = middle
         else:
             high = nearest.seq
-    return SearchPosition(high)
+    return high - 1
 
 
 _JOB_IDS = select(jobs.c.id).where(among(jobs.c.full_name, bindparam("names")))

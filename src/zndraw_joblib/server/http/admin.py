@@ -540,7 +540,9 @@ async def preview_bulk_action(
 async def apply_bulk_action(
     request: Request, runtime: Runtime, caller: Identity, body: BulkRequest, key: RequestKey | None
 ) -> Response:
-    """Apply an action to up to 10,000 tasks that match the filter of its preview, newest first.
+    """Apply an action to up to 10,000 tasks that match the filter of its preview.
+
+    These are the newest, for a retry the oldest: repeats of it reach the end of any chain of steps.
 
     Tasks that another request changes meanwhile, or that are newer than the preview, are not affected.
     """

@@ -1695,7 +1695,9 @@ export interface paths {
         put?: never;
         /**
          * Apply bulk action
-         * @description Apply an action to up to 10,000 tasks that match the filter of its preview, newest first.
+         * @description Apply an action to up to 10,000 tasks that match the filter of its preview.
+         *
+         *     These are the newest, for a retry the oldest: repeats of it reach the end of any chain of steps.
          *
          *     Tasks that another request changes meanwhile, or that are newer than the preview, are not affected.
          */
@@ -2007,11 +2009,11 @@ export interface components {
         BulkAction: "retry" | "cancel" | "release" | "purge" | "retarget";
         /**
          * BulkPreview
-         * @description How many tasks an action would affect; `examples` are some of them, newest first.
+         * @description How many tasks an action would affect; `examples` are the first of them.
          *
          *     `count` is at most `limit`, and `is_complete` is false if there are more: the action affects at most that
-         *     many, the newest ones. With `tree` it affects `below` more tasks, which are below them. `token` confirms
-         *     the action, for its caller and this filter, until `expires_at`.
+         *     many, a retry the oldest ones, any other the newest. With `tree` it affects `below` more tasks, which are
+         *     below them. `token` confirms the action, for its caller and this filter, until `expires_at`.
          */
         BulkPreview: {
             action: components["schemas"]["BulkAction"];

@@ -189,7 +189,7 @@ export function Bulk({ action, filter, onClose, onDone }) {
       <p class="help">Filter: ${filterWords(filters)}</p>
       ${hasTree && html`<label class="check"><input type="checkbox" checked=${tree.value} onChange=${chooseTree} /> ${label} the tasks below them too</label>`}
       ${error.value ? html`<${Failure} error=${error.value} />` : html`<${Loaded} state=${preview}>${(answer) => html`
-        <p class="counted"><strong>${plural(answer.count, "task")}</strong> ${answer.below > 0 && `and ${plural(answer.below, "task")} below `}${answer.is_complete ? "" : `(the newest ${count(answer.limit)}; there are more)`}</p>
+        <p class="counted"><strong>${plural(answer.count, "task")}</strong> ${answer.below > 0 && `and ${plural(answer.below, "task")} below `}${answer.is_complete ? "" : `(the ${answer.action === "retry" ? "oldest" : "newest"} ${count(answer.limit)}; there are more)`}</p>
         <ul class="examples">${answer.examples.slice(0, 5).map((task) => html`<li key=${task.id}>
           <div><${Status} status=${task.status} /> <${What} task=${task} /></div>
           <div class="help"><a class="id" href=${href(["tasks", task.id])}>${shortId(task.id)}</a> in room ${task.room_id}, created <${Ago} at=${task.created_at} /></div>
