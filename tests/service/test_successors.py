@@ -283,6 +283,21 @@ async def test_a_cancel_with_its_tree_cancels_what_waits(replica: Replica, *, ha
     assert (await replica.get(failed.id)).error_code == "predecessor-failed"
 
 
+async def test_an_end_that_is_handled_late_does_not_fail_what_a_cancel_cancels(replica: Replica) -> None:
+    """A server handles the old end of the task before it reaches the cancel."""
+    job = await replica.register()
+    first = await replica.submit(job)
+    second = await replica.submit(job, after={"tasks": [first.id]})
+    assert await replica.claim(job.worker_id) is not None
+    await report(replica, first.id, status="failed")
+    cancel = Report(SUBMITTER, first.id, TaskUpdateRequest(status=TaskStatus.CANCELLED, tree=True))
+    await replica.runtime.cancel_tree(cancel)
+    [old, _] = sorted(row.n for row in await replica.rows(Wave.__table__))
+    await replica.runtime.write(rules_waves.handle, rules_waves.Rules(only=old))
+    await handle(replica)
+    assert (await replica.get(second.id)).status is TaskStatus.CANCELLED
+
+
 async def test_a_bulk_cancel_with_trees_cancels_what_waits(replica: Replica) -> None:
     """As the cancel of one task does."""
     job, late = await replica.register(), await replica.register("Late")

@@ -851,12 +851,15 @@ class Edge(Base, table=True):
 class Wave(Base, table=True):
     """A predecessor that has ended: the tasks that wait for it are yet to be handled.
 
-    With `cancels` they are cancelled. The transaction of the end adds the row; rows of one source are alike.
-    Rooms take turns; those of servers of an earlier release have none.
+    With `cancels` they are cancelled, also by other rows of the same source. The transaction of the end adds
+    the row. Rooms take turns; those of servers of an earlier release have none.
     """
 
     __tablename__ = "joblib_wave"
-    __table_args__ = (Index(None, "room_id", "n"),)
+    __table_args__ = (
+        Index(None, "room_id", "n"),
+        _partial("ix_joblib_wave_cancels", "cancels", "source"),
+    )
 
     n: int | None = _sequence()
     source: int = _column(BigInteger)

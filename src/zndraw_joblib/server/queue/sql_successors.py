@@ -72,7 +72,10 @@ class NewSuccessor(NamedTuple):
 
 
 class WaveRow(NamedTuple):
-    """A predecessor of a room that has ended; with `cancels` the tasks that wait for it are cancelled."""
+    """A predecessor of a room that has ended; with `cancels` the tasks that wait for it are cancelled.
+
+    It is set also if another row of the predecessor has it.
+    """
 
     n: int
     source: int
@@ -265,9 +268,15 @@ SELECT id, CURRENT_TIMESTAMP AS now FROM room WHERE id IS NOT NULL LIMIT :limit
     id=TEXT,
     first=TEXT,
 )
-_TAKEN = """
-SELECT n, source, cancels, room_id FROM joblib_wave
-WHERE (room_id, n) > ({0}, 0) AND room_id <= {0} ORDER BY room_id, n LIMIT :limit
+# An end may have been added before its task was retried, or a cancel with the tree: this wins over all.
+_CANCELS = """cancels OR (
+    SELECT other.source FROM joblib_wave AS other
+    WHERE other.cancels AND other.source >= joblib_wave.source AND other.source <= joblib_wave.source
+    ORDER BY other.source LIMIT 1
+) IS NOT NULL AS cancels"""
+_TAKEN = f"""
+SELECT n, source, {_CANCELS}, room_id FROM joblib_wave
+WHERE (room_id, n) > ({{0}}, 0) AND room_id <= {{0}} ORDER BY room_id, n LIMIT :limit
 FOR UPDATE SKIP LOCKED
 """
 _TAKE = statement(
@@ -282,7 +291,7 @@ CROSS JOIN LATERAL ({_TAKEN.format("given.room_id")}) AS taken
 )
 _TAKE_OF_ROOM = statement(_TAKEN.format(":room_id"), *WaveRow._fields, room_id=TEXT, cancels=BOOLEAN)
 _TAKE_ONE = statement(
-    "SELECT n, source, cancels, room_id FROM joblib_wave WHERE n = :n\nFOR UPDATE SKIP LOCKED",
+    f"SELECT n, source, {_CANCELS}, room_id FROM joblib_wave WHERE n = :n\nFOR UPDATE SKIP LOCKED",
     *WaveRow._fields,
     cancels=BOOLEAN,
 )
