@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 from databases import on_both, on_postgresql
 from replica import SUBMITTER, OpenReplica, Replica
-from sqlalchemy import delete, func, select, text
+from sqlalchemy import delete, func, select, text, update
 
 from service.test_successors import batch, end, handle, handle_free, report
 from zndraw_joblib.server.background.successors import Successors
@@ -70,8 +70,10 @@ async def test_no_task_waits_for_itself(replica: Replica) -> None:
 
 
 @on_both
-async def test_ends_that_no_transaction_recorded_are_found(replica: Replica) -> None:
-    """A server of an older version writes an end without a wave."""
+async def test_ends_that_no_transaction_recorded_are_found(
+    replica: Replica, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A server of an older version writes an end without a wave. A warning counts those of long ago."""
     job = await replica.register()
     group = await make_group(replica)
     first, open_one = await replica.submit(job), await replica.submit(job, group=group)
@@ -84,6 +86,12 @@ async def test_ends_that_no_transaction_recorded_are_found(replica: Replica) -> 
         await replica.report(each.id, "cancelled", by=SUBMITTER)
     await replica.execute(delete(Wave))
     assert await servers.add_unrecorded() == 2
+    assert not caplog.messages, "they may have been recorded meanwhile"
+    long_ago = datetime.now(UTC) - timedelta(minutes=2)
+    await replica.execute(delete(Wave))
+    await replica.execute(update(Task).where(Task.__table__.c.id == first.id).values(completed_at=long_ago))
+    assert await servers.add_unrecorded() == 2
+    assert caplog.messages == ["Found 1 ends of tasks and groups that no server has recorded for successors"]
     await handle(replica)
     ends = [await replica.get(each.id) for each in (task, after_group)]
     assert [each.error_code for each in ends] == ["predecessor-failed"] * 2

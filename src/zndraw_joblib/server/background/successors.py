@@ -115,17 +115,18 @@ class Successors:
 
     async def add_unrecorded(self) -> int:
         """Add the ends for which tasks wait and that no transaction has added; return how many."""
-        sources, read = set[int](), self._runtime.database.read_short
+        sources, read = dict[int, bool](), self._runtime.database.read_short
         for _ in range(_MAX_SEARCHES):
             ended, last = await read(sql_successors.unrecorded, self._searched, _SEARCHED_AT_ONCE)
             sources |= ended
             self._searched = last or _FIRST
             if last is None:
                 break
-        if sources:
+        if number := sum(sources.values()):
             logger.warning(
-                "Found %d ends of tasks and groups that no server has recorded for successors", len(sources)
+                "Found %d ends of tasks and groups that no server has recorded for successors", number
             )
+        if sources:
             await self._runtime.write(sql_successors.add_waves, sources)
         return len(sources)
 

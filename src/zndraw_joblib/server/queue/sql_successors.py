@@ -6,11 +6,12 @@ edge has locked the predecessor, so one that ends it either commits before, or s
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
 
 from zndraw_joblib.server.db.bulk import by_column, padded
+from zndraw_joblib.server.db.column_types import UtcDateTime
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.statements import (
     BIG_INTEGER,
@@ -31,6 +32,8 @@ from zndraw_joblib.wire.successors import MAX_PREDECESSORS
 COMPLETED = TaskStatus.COMPLETED.value
 _ENDED = frozenset(status.value for status in TERMINAL)
 MAX_SHOWN = 100
+# The transaction that records an end commits so soon after the time that it has for it.
+_RECORDED_WITHIN = timedelta(minutes=1)
 
 
 class PredecessorTask(NamedTuple):
@@ -348,6 +351,7 @@ _OPEN_OF_ONE = statement(
     after=BIG_INTEGER,
     **_TYPES,
 )
+_OPEN_YET, _JUST_ENDED, _LONG_ENDED = range(3)
 # Ends that an older server has written, which knows no waves, and whatever else was not recorded.
 _UNRECORDED = statement(
     f"""
@@ -356,17 +360,23 @@ WITH part AS MATERIALIZED (
     WHERE is_open AND (source, task_seq) > (:source, :task_seq) ORDER BY source, task_seq LIMIT :limit
 )
 SELECT source, task_seq, CASE WHEN source > 0 THEN coalesce((
-    SELECT completed_at IS NOT NULL AND (part.status IS NULL OR joblib_task.status = '{COMPLETED}')
+    SELECT CASE WHEN completed_at IS NULL OR NOT (part.status IS NULL OR joblib_task.status = '{COMPLETED}')
+        THEN {_OPEN_YET} WHEN completed_at < :before THEN {_LONG_ENDED} ELSE {_JUST_ENDED} END
     FROM joblib_task WHERE seq = source
-), status IS NULL) ELSE status IS NULL AND coalesce((
-    SELECT ended_at IS NOT NULL FROM joblib_group WHERE n = -source
-), true) END AS has_ended
+), CASE WHEN status IS NULL THEN {_LONG_ENDED} ELSE {_OPEN_YET} END)
+WHEN status IS NOT NULL THEN {_OPEN_YET}
+ELSE coalesce((
+    SELECT CASE WHEN ended_at IS NULL
+        THEN {_OPEN_YET} WHEN ended_at < :before THEN {_LONG_ENDED} ELSE {_JUST_ENDED} END
+    FROM joblib_group WHERE n = -source
+), {_LONG_ENDED}) END AS state
 FROM part ORDER BY source, task_seq
 """,
-    *("source", "task_seq", "has_ended"),
+    *("source", "task_seq", "state"),
     source=BIG_INTEGER,
     task_seq=BIG_INTEGER,
-    has_ended=BOOLEAN,
+    before=UtcDateTime(),
+    state=INTEGER,
 )
 _CHANGE_EDGE = statement(
     """
@@ -566,15 +576,17 @@ async def has_waves(tx: Transaction) -> bool:
 
 async def unrecorded(
     tx: Transaction, after: tuple[int, int], limit: int
-) -> tuple[set[int], tuple[int, int] | None]:
+) -> tuple[dict[int, bool], tuple[int, int] | None]:
     """Return predecessors that have ended, although tasks wait for them, among `limit` edges behind one.
 
-    Return also where to continue: None at the end. Call it while there are no waves.
+    Each has whether that was long ago: the others may have ended since the caller saw that there are no
+    waves. Return also where to continue: None at the end.
     """
-    params = {"source": after[0], "task_seq": after[1], "limit": limit}
+    before = await tx.now() - _RECORDED_WITHIN
+    params = {"source": after[0], "task_seq": after[1], "limit": limit, "before": before}
     rows = (await tx.execute(_UNRECORDED, params)).all()
     last = (rows[-1].source, rows[-1].task_seq) if len(rows) == limit else None
-    return {row.source for row in rows if row.has_ended}, last
+    return {row.source: row.state == _LONG_ENDED for row in rows if row.state != _OPEN_YET}, last
 
 
 async def take_wave(tx: Transaction, n: int) -> list[WaveRow]:
