@@ -856,10 +856,7 @@ class Wave(Base, table=True):
     """
 
     __tablename__ = "joblib_wave"
-    __table_args__ = (
-        Index(None, "room_id", "n"),
-        _partial("ix_joblib_wave_cancels", "cancels", "source"),
-    )
+    __table_args__ = (Index(None, "room_id", "n"), _partial("ix_joblib_wave_cancels", "cancels", "source"))
 
     n: int | None = _sequence()
     source: int = _column(BigInteger)
@@ -919,7 +916,6 @@ class Webhook(Base, table=True):
         _partial("ix_joblib_webhook_failing", f"{_IS_DUE} AND failures > 0", "due_at"),
         _partial("ix_joblib_webhook_failing_of_owner", f"{_IS_DUE} AND failures > 0", "owner_id", "due_at"),
         _partial("ix_joblib_webhook_disabled", "disabled_at IS NOT NULL AND name IS NOT NULL", "disabled_at"),
-        _partial("ix_joblib_webhook_unnamed", "name IS NULL", "used_at"),
         Index(None, "owner_id"),
     )
 
