@@ -41,7 +41,8 @@ def test_a_schedule_of_unique_tasks(stack: Stack) -> None:
     """`--unique` and `--debounce` are those of `submit`; the rule is shown as it is written."""
     room = ["--room", "unique-schedules"]
     put = ["schedules", "put", "sync", "Show", "--every", "1h", "--unique", "state", "--debounce", "5m"]
-    shown = json.loads(stack.program.ok(*put, *room, "--json"))
+    shown = json.loads(stack.program.ok(*put, "--require", "gpu=a100", *room, "--json"))
+    assert shown["requires"] == {"gpu": "a100"}
     assert (shown["unique"]["key"], shown["debounce"]) == ("state", {"seconds": 300.0})
     text = stack.program.ok("schedules", "show", "sync", *room)
     assert "unique       key=state\n" in text

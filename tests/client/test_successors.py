@@ -18,7 +18,7 @@ from client.test_groups import Anything
 from zndraw_joblib import After, NewTask, TaskContext, job
 from zndraw_joblib.client.connection import connect
 from zndraw_joblib.client.flows import TaskFailed
-from zndraw_joblib.client.older_servers import AfterIgnored
+from zndraw_joblib.client.older_servers import AfterIgnored, RequirementsIgnored
 from zndraw_joblib.jobs.extensions import Category, Extension
 from zndraw_joblib.wire.problems import InvalidRequest
 from zndraw_joblib.wire.statuses import TaskStatus
@@ -216,15 +216,19 @@ async def test_a_reference_to_the_result_of_another_task_stays(queue: Both, work
     assert await step.result(60) == [reference, 1]
 
 
+NEEDS = {"gpu": "a100"}
+
+
 class OlderServer(Proxy):
     """The server as an earlier release answers, which does not know tasks that wait for others."""
 
     def respond(self, method: str, path: str, headers: dict[str, str], body: bytes) -> bytes:
         """Return the response to a request without what that release ignores."""
-        if b'"after":' in body:
+        if b'"after":' in body or b'"requires":' in body:
             request = json.loads(body)
             for task in (request, *request.get("tasks", [])):
                 task.pop("after", None)
+                task.pop("requires", None)
             body = json.dumps(request).encode()
         return super().respond(method, path.partition("?successor=")[0], headers, body)
 
@@ -240,14 +244,17 @@ async def test_an_older_server_runs_no_step_too_early(
     with OlderServer(server.url) as older:
         client = open_queue(older.url, room=room)
         steps = [NewTask(Anything(value=1), after=first.inner), NewTask(Anything(value=2))]
-        calls = (
-            lambda: client.submit(Anything(value=3), after=first.inner),
-            lambda: client.submit_many(steps),
-            lambda: client.submit_many([Anything(value=0), *steps], atomic=True),
-        )
+        narrow = [Anything(value=2), NewTask(Anything(value=1), requires=NEEDS)]
+        calls = {
+            lambda: client.submit(Anything(value=3), after=first.inner): AfterIgnored,
+            lambda: client.submit_many(steps): AfterIgnored,
+            lambda: client.submit_many([Anything(value=0), *steps], atomic=True): AfterIgnored,
+            lambda: client.submit(Anything(value=4), requires=NEEDS): RequirementsIgnored,
+            lambda: client.submit_many(narrow): RequirementsIgnored,
+        }
         manager.disconnect()
-        for call in calls:
-            with pytest.raises(AfterIgnored, match="Update the server") as caught:
+        for call, error in calls.items():
+            with pytest.raises(error, match="Update the server") as caught:
                 await call()
             [task_id] = caught.value.task_ids
             assert not caught.value.running_ids

@@ -14,9 +14,9 @@ from zndraw_joblib.server.admin import rules_overview
 from zndraw_joblib.server.background.schedules import Schedules
 from zndraw_joblib.server.process.ports import Page
 from zndraw_joblib.server.queue import rules_jobs, rules_schedules, rules_tasks, rules_workers
-from zndraw_joblib.wire.messages import JobResponse, PaginatedResponse, TaskResponse
+from zndraw_joblib.wire.messages import JobResponse, PaginatedResponse, TaskResponse, WorkerInfo
 from zndraw_joblib.wire.names import parse_job_name
-from zndraw_joblib.wire.problems import Conflict, JobNotFound, ScheduleNotFound
+from zndraw_joblib.wire.problems import Conflict, InvalidRequest, JobNotFound, ScheduleNotFound
 from zndraw_joblib.wire.schedules import ScheduleTimes
 from zndraw_joblib.wire.statuses import TaskStatus
 
@@ -226,6 +226,27 @@ async def test_a_task_that_cannot_be_submitted(timed: Replica, clock: ManualCloc
     await timed.submit_due()
     assert (await timed.schedule()).error is None
     assert len(await tasks(timed)) == 1
+
+
+async def test_due_tasks_have_requirements(timed: Replica, clock: ManualClock) -> None:
+    """They go to a worker that meets them. A schedule may only narrow what its job requires, also later."""
+    job = await timed.register(
+        about=WorkerInfo(labels={"gpu": "t4"}), requires={"gpu": {"in": ["t4", "a100"]}}
+    )
+    other = await timed.register(about=WorkerInfo(labels={"gpu": "a100"}))
+    with pytest.raises(InvalidRequest, match=r"requires\.gpu"):
+        await timed.put_schedule(job, every_seconds=60, requires={"gpu": "h100"})
+    schedule = await timed.put_schedule(job, every_seconds=60, requires={"gpu": "a100"})
+    assert schedule.requires == {"gpu": "a100"}
+    for _ in range(2):
+        clock.advance(60)
+        await timed.submit_due()
+        assert await timed.claim(job.worker_id) is None
+        assert (await timed.claim_task(other.worker_id)).requires == {"gpu": "a100"}
+    await timed.register(about=WorkerInfo(labels={"gpu": "h100"}), requires={"gpu": "h100"})
+    clock.advance(60)
+    await timed.submit_due()
+    assert "requires.gpu" in ((await timed.schedule()).error or "")
 
 
 async def test_a_full_queue_delays_due_times(timed: Replica, clock: ManualClock) -> None:

@@ -27,7 +27,7 @@ from zndraw_joblib.client.connection import (
 )
 from zndraw_joblib.client.flows import AmbiguousJob, Polling, wait_for_group
 from zndraw_joblib.client.job_client import JobClient
-from zndraw_joblib.client.older_servers import AfterIgnored
+from zndraw_joblib.client.older_servers import OptionIgnored
 from zndraw_joblib.client.queue import TaskHandle
 from zndraw_joblib.client.rest import TaskRest
 from zndraw_joblib.client.retry import (
@@ -534,8 +534,9 @@ def open_connection(server: ServerAccess, *, realtime: bool = False) -> Iterator
         raise CommandError(explain_unauthorized(server, problem)) from problem
     except ProblemException as problem:
         raise CommandError(str(problem)[:_MAX_DETAIL] + _notes(problem)) from problem
-    except AfterIgnored as error:
-        raise CommandError(str(error).replace("after:", "--after:") + _notes(error)) from error
+    except OptionIgnored as error:
+        text = str(error).replace(f"{error.option}:", f"--{error.option.removesuffix('s')}:", 1)
+        raise CommandError(text + _notes(error)) from error
     except httpx.TransportError as error:
         raise CommandError(
             explain_unreachable(server, error, "--url or ZNDRAW_JOBLIB_URL") + _notes(error)

@@ -15,6 +15,7 @@ from zndraw_joblib.cli.submit import (
     MaxAttempts,
     Payload,
     Priority,
+    RequirementsOfTask,
     TagsOfTask,
     TaskRoom,
     UniqueKey,
@@ -22,6 +23,7 @@ from zndraw_joblib.cli.submit import (
     check_payload,
     parse_object,
     parse_values,
+    requirements,
 )
 from zndraw_joblib.cli.times import TIME_FORMS, future_time, parse_duration
 from zndraw_joblib.client.connection import DEFAULT_URL
@@ -146,6 +148,7 @@ def put(  # noqa: PLR0913 - each is an option
     unique: UniqueKey = None,
     debounce: DebounceTime = None,
     tag: TagsOfTask = None,
+    require: RequirementsOfTask = None,
     paused: Paused = None,
     as_json: AsJson = False,
     url: Url = DEFAULT_URL,
@@ -161,7 +164,7 @@ def put(  # noqa: PLR0913 - each is an option
         **{"max_catch_up": max_catch_up, "unique": unique, "debounce": debounce, "priority": priority},
         **{"expires_in_seconds": expires_in, "max_attempts": max_attempts, "paused": paused, "tags": tag},
     }
-    fields = {name: value for name, value in fields.items() if value is not None}
+    fields = {name: value for name, value in fields.items() if value is not None} | requirements(require)
     with open_client(url) as client:
         full_name = str(client.find_job(str(job), room))
         try:

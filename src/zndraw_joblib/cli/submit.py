@@ -456,7 +456,8 @@ def _requirement(text: str) -> str:
     return text
 
 
-def _requirements(texts: list[str] | None) -> dict[str, Any]:
+def requirements(texts: list[str] | None) -> dict[str, Any]:
+    """Return the option with the requirements of a task."""
     return {"requires": parsed_requirements(texts)} if texts else {}
 
 
@@ -550,7 +551,7 @@ def submit(  # noqa: PLR0913 - each is an option
     rules = {"unique": unique, "debounce": debounce, "tags": tag, "parent": parent, "priority": priority}
     times = {"delay_seconds": delay, "expires_in_seconds": expires_in, "max_attempts": max_attempts}
     options = parse_options(run_at=run_at, key=idempotency_key, webhook=webhook, **times, **rules)
-    options |= predecessors(after, on_failure) | _requirements(require)
+    options |= predecessors(after, on_failure) | requirements(require)
     if file is not None:
         _check_alone(values=values, payload=payload, wait=wait, timeout=timeout, as_json=as_json)
         _submit_lines(file, job, room, options, idempotency_key or str(uuid4()), url, group)

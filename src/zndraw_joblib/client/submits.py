@@ -16,7 +16,7 @@ from zndraw_joblib.client import calls
 from zndraw_joblib.client.calls import Call, Results, SubmittedTask, validated
 from zndraw_joblib.client.connection import canonical_url
 from zndraw_joblib.client.flows import Flow, all_jobs, find_job, send_once
-from zndraw_joblib.client.older_servers import check_after
+from zndraw_joblib.client.older_servers import check_after, check_requirements
 from zndraw_joblib.client.retry import RetryRule, is_repeatable
 from zndraw_joblib.jobs import codecs
 from zndraw_joblib.jobs.extensions import category_of, check_job, check_task, job_name_of, job_room_of
@@ -47,7 +47,7 @@ from zndraw_joblib.wire.webhooks import TaskWebhook
 
 # Proxies often refuse bodies of more than a megabyte.
 _CHUNK_BYTES = 1_000_000
-_AFTER = b'"after":'
+_AFTER, _REQUIRES = b'"after":', b'"requires":'
 
 
 # The parent of a submit in the code of a job, by default.
@@ -139,11 +139,15 @@ class NewTask:
 
 
 class Chunk(NamedTuple):
-    """The body of one request, how many tasks it has, and the indexes of those that wait for others."""
+    """The body of one request, how many tasks it has, and the indexes of those that wait for others.
+
+    `required` are the indexes of those that require labels of their worker.
+    """
 
     body: bytes
     tasks: int
     waiting: Sequence[int] = ()
+    required: Sequence[int] = ()
 
 
 def task_body(room: str, job: str, payload: Any, options: Mapping[str, Any]) -> bytes:
@@ -186,8 +190,11 @@ def one_chunk(bodies: list[bytes]) -> Chunk:
 
 
 def _chunk(bodies: list[bytes], options: bytes = b"") -> Chunk:
-    waiting = [index for index, body in enumerate(bodies) if _AFTER in body and "after" in json.loads(body)]
-    return Chunk(b'{"tasks":[' + b",".join(bodies) + b"]" + options + b"}", len(bodies), waiting)
+    waiting, required = (
+        [index for index, body in enumerate(bodies) if text in body and json.loads(body).get(name)]
+        for name, text in (("after", _AFTER), ("requires", _REQUIRES))
+    )
+    return Chunk(b'{"tasks":[' + b",".join(bodies) + b"]" + options + b"}", len(bodies), waiting, required)
 
 
 _NAME_SECONDS = 60.0
@@ -228,6 +235,8 @@ class Submits:
         self._url = url
         self.room = room
         self._room_of = room_of
+        # Whether its server is known to keep what tasks require.
+        self._keeps_requirements = False
         self._found: dict[tuple[str, str | None, str], tuple[JobName, float]] = {}
 
     def submit(self, task: NewTask, key: str | None) -> Flow[TaskResponse]:
@@ -247,6 +256,9 @@ class Submits:
         if after:
             submitted = SubmittedTask(response.id, response.duplicate is True, response.waits is True)
             yield from check_after([submitted], [0], self.rule)
+        if task.requires and response.requires is None:
+            submitted = SubmittedTask(response.id, response.duplicate is True)
+            yield from check_requirements([submitted], [0], self.rule)
         return response
 
     def submit_many(
@@ -284,7 +296,7 @@ class Submits:
 
         try:
             answered = yield from send_once(f"Submitting {chunk.tasks:,} tasks", make, key, self.rule)
-            yield from check_after(answered, chunk.waiting, self.rule)
+            yield from self._check_options(chunk, answered)
             return answered
         except Exception as error:
             if any(error is result for result in results):
@@ -292,6 +304,12 @@ class Submits:
             if submitted:
                 error.add_note(f"{submitted:,} tasks were sent before. {self.rule.how_to_repeat(key)}")
             raise
+
+    def _check_options(self, chunk: Chunk, results: Results) -> Flow[None]:
+        """Raise `OptionIgnored` if the server does not know options of the tasks."""
+        yield from check_after(results, chunk.waiting, self.rule)
+        if chunk.required and not self._keeps_requirements:
+            self._keeps_requirements = yield from check_requirements(results, chunk.required, self.rule)
 
     def find(self, name: str, category: str | None, room: str) -> Flow[JobName]:
         """Return the job that a room means by a name, as it was found up to a minute ago."""

@@ -19,6 +19,7 @@ from zndraw_joblib.wire.bodies import (
     is_none,
 )
 from zndraw_joblib.wire.policy import Attempts, Priority, Seconds
+from zndraw_joblib.wire.requirements import Requires
 from zndraw_joblib.wire.unique import Debounce, Unique, check_debounce
 
 MAX_NEXT = 100
@@ -57,8 +58,8 @@ class ScheduleTimes(CheckedKeywords, RequestBody):
     - `catch_up`, `max_catch_up`: for due times that no server submitted within a minute, because all were
       down or the schedule was paused.
     - `starts_at`, `ends_at`: the first and the last time that may be due.
-    - `payload`, `priority`, `expires_in_seconds`, `max_attempts`, `unique`, `debounce`, `tags`: of each task,
-      as in a submit. A due time whose key another task holds has no task of its own.
+    - `payload`, `priority`, `expires_in_seconds`, `max_attempts`, `unique`, `debounce`, `tags`, `requires`:
+      of each task, as in a submit. A due time whose key another task holds has no task of its own.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -80,6 +81,7 @@ class ScheduleTimes(CheckedKeywords, RequestBody):
     unique: Unique | None = None
     debounce: Debounce | None = None
     tags: Tags | None = None
+    requires: Requires | None = None
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
@@ -111,6 +113,7 @@ class ScheduleFields(TypedDict, total=False):
     unique: Unique | Mapping[str, Any] | None
     debounce: Debounce | Mapping[str, Any] | None
     tags: Sequence[str] | None
+    requires: Mapping[str, Any] | None
 
 
 class ScheduleRequest(ScheduleTimes):
@@ -166,6 +169,7 @@ class ScheduleResponse(ResponseBody):
     unique: Unique | None = None
     debounce: Debounce | None = None
     tags: Tags | None = None
+    requires: Requires | None = None
     next_due_at: datetime | None = None
     last_due_at: datetime | None = None
     last_task_id: UUID | None = None

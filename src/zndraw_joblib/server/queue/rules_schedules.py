@@ -22,6 +22,7 @@ from zndraw_joblib.server.queue import (
     rules_answers,
     rules_jobs,
     rules_payloads,
+    rules_queues,
     rules_tasks,
     rules_transitions,
     sql_jobs,
@@ -222,6 +223,7 @@ async def register_job(
 
 async def put_of_job(tx: Transaction, item: NewSchedule) -> tuple[ScheduleResponse, bool]:
     """Do what `put` does for a job that the transaction has locked."""
+    await _check_requirements(tx, item)
     now = await tx.now()
     current = await sql_schedules.get(tx, item.room_id, item.name, lock=True)
     schedule = _written(item, current, now)
@@ -235,6 +237,14 @@ async def put_of_job(tx: Transaction, item: NewSchedule) -> tuple[ScheduleRespon
         await sql_schedules.replace(tx, schedule)
     tx.wake(SCHEDULES_KEY)
     return response(schedule), current is None
+
+
+async def _check_requirements(tx: Transaction, item: NewSchedule) -> None:
+    """Raise `InvalidRequest` if tasks of the job cannot have the requirements of a schedule."""
+    job = await sql_jobs.by_name(tx, item.job) if item.times.requires else None
+    fault = None if job is None else rules_queues.fault(item.times.requires, item.job, job.policy)
+    if fault is not None:
+        raise fault
 
 
 def _written(item: NewSchedule, current: ScheduleRecord | None, now: datetime) -> ScheduleRecord:
@@ -388,7 +398,16 @@ def run_at(schedule: ScheduleRecord, due_at: datetime) -> datetime | None:
 def options(schedule: ScheduleRecord, due_at: datetime | None = None) -> TaskSubmitRequest:
     """Return the body of a submit of its task."""
     times = schedule.times
-    names = ("payload", "priority", "expires_in_seconds", "max_attempts", "unique", "debounce", "tags")
+    names = (
+        "payload",
+        "priority",
+        "expires_in_seconds",
+        "max_attempts",
+        "unique",
+        "debounce",
+        "tags",
+        "requires",
+    )
     fields = {name: value for name in names if (value := getattr(times, name)) is not None}
     if due_at is not None and (moment := run_at(schedule, due_at)) is not None:
         fields["run_at"] = moment
@@ -407,7 +426,11 @@ async def fire(tx: Transaction, plans: Sequence[Plan], items: Sequence[Submissio
     minute, one of an internal job for which this server has no executor.
     """
     # In this order, which other transactions have too.
-    await sql_jobs.lock_by_names(tx, sorted({plan.schedule.job for plan in plans}))
+    wanted: dict[JobName, set[str]] = {plan.schedule.job: set() for plan in plans}
+    for item in items:
+        if (text := rules_queues.text_of(item.options.requires)) is not None:
+            wanted.setdefault(item.job, set()).add(text)
+    await rules_queues.lock(tx, wanted)
     locked = await sql_schedules.lock_free(tx, [plan.schedule.id for plan in plans])
     plans = [plan for plan in plans if locked.get(plan.schedule.id) == plan.schedule]
     ids = [plan.schedule.id for plan in plans]

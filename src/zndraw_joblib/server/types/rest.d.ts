@@ -3894,6 +3894,12 @@ export interface components {
             debounce?: components["schemas"]["Debounce"] | null;
             /** Tags */
             tags?: string[] | null;
+            /** Requires */
+            requires?: {
+                [key: string]: number | string | {
+                    [key: string]: number | string | (number | string)[];
+                };
+            } | null;
             /** Job */
             job: string;
             /** Paused */
@@ -3972,6 +3978,12 @@ export interface components {
             debounce: components["schemas"]["Debounce"] | null;
             /** Tags */
             tags: string[] | null;
+            /** Requires */
+            requires: {
+                [key: string]: number | string | {
+                    [key: string]: number | string | (number | string)[];
+                };
+            } | null;
             /** Next Due At */
             next_due_at: string | null;
             /** Last Due At */
@@ -3998,8 +4010,8 @@ export interface components {
          *     - `catch_up`, `max_catch_up`: for due times that no server submitted within a minute, because all were
          *       down or the schedule was paused.
          *     - `starts_at`, `ends_at`: the first and the last time that may be due.
-         *     - `payload`, `priority`, `expires_in_seconds`, `max_attempts`, `unique`, `debounce`, `tags`: of each task,
-         *       as in a submit. A due time whose key another task holds has no task of its own.
+         *     - `payload`, `priority`, `expires_in_seconds`, `max_attempts`, `unique`, `debounce`, `tags`, `requires`:
+         *       of each task, as in a submit. A due time whose key another task holds has no task of its own.
          */
         ScheduleTimes: {
             /** Cron */
@@ -4045,6 +4057,12 @@ export interface components {
             debounce?: components["schemas"]["Debounce"] | null;
             /** Tags */
             tags?: string[] | null;
+            /** Requires */
+            requires?: {
+                [key: string]: number | string | {
+                    [key: string]: number | string | (number | string)[];
+                };
+            } | null;
         };
         /**
          * ScheduleUpdate

@@ -54,6 +54,8 @@ const FIELDS = [
   { name: "expires_in_seconds", label: "Expires in seconds", kind: "number", help: "Fails if no worker claims it by then", more: true },
   { name: "max_attempts", label: "Attempts", kind: "number", help: "Instead of the job's", more: true },
   { name: "unique", label: "Unique", kind: "json", help: 'No second task with this key: {"key": "sync"}', more: true },
+  { name: "tags", label: "Tags", kind: "json", help: 'Of each task: ["nightly"]', more: true },
+  { name: "requires", label: "Requires", kind: "json", help: 'Labels of the workers that may run its tasks: {"gpu": "a100"}', more: true },
   { name: "debounce", label: "Debounce", kind: "json", help: 'With unique: {"seconds": 60} after the last due time or submit', more: true },
 ];
 
