@@ -2,7 +2,9 @@
 
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, urlsplit
 
+import jsonschema_rs
 import kubernetes_validate
 import pytest
 import yaml
@@ -10,6 +12,8 @@ import yaml
 from deploy.known import OTHER_VARIABLES, SETTINGS, parse, paths
 from zndraw_joblib.cli.server.processes import STOP_SECONDS
 from zndraw_joblib.server.process.settings import ServerSettings
+from zndraw_joblib.wire.operations import GET_JOB_DEMAND, PREFIX
+from zndraw_joblib.wire.operators import Demand
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "kubernetes"
 Manifest = dict[str, Any]
@@ -32,15 +36,66 @@ def container(name: str) -> Manifest:
     return dict(found)
 
 
+TEXT, NUMBER = {"type": "string"}, {"type": "integer"}
+
+
+def fields(required: int, **properties: Manifest) -> Manifest:
+    """Return the schema of an object with these properties, the first ones `required`, and no others."""
+    names = list(properties)[:required]
+    return {"type": "object", "properties": properties, "required": names, "additionalProperties": False}
+
+
+# What the manifests use of KEDA's custom resources (keda.sh/v1alpha1) and of its metrics-api scaler.
+NAMED = fields(1, name=TEXT)
+SCALER = {
+    **dict.fromkeys(("targetValue", "url", "valueLocation"), TEXT),
+    "authMode": {"enum": ["apiKey", "basic", "tls", "bearer"]},
+    "activationTargetValue": TEXT,
+}
+TRIGGER = fields(2, type={"const": "metrics-api"}, metadata=fields(3, **SCALER), authenticationRef=NAMED)
+REFERENCE = {"type": "array", "items": fields(3, parameter={"const": "token"}, name=TEXT, key=TEXT)}
+COUNTS = dict.fromkeys(("minReplicaCount", "maxReplicaCount", "pollingInterval", "cooldownPeriod"), NUMBER)
+SPECS = {
+    "ScaledObject": fields(
+        2, scaleTargetRef=NAMED, triggers={"type": "array", "items": TRIGGER, "minItems": 1}, **COUNTS
+    ),
+    "TriggerAuthentication": fields(1, secretTargetRef=REFERENCE),
+}
+
+
+def validate(manifest: Manifest) -> None:
+    """Check a manifest against its schema, Kubernetes' or KEDA's. Raises the error of either validator."""
+    if manifest["apiVersion"] != "keda.sh/v1alpha1":
+        kubernetes_validate.validate(manifest, "1.34", strict=True)
+        return
+    spec = SPECS[manifest["kind"]]
+    jsonschema_rs.validate(fields(4, apiVersion=TEXT, kind=TEXT, metadata=NAMED, spec=spec), manifest)
+
+
 def test_the_manifests_follow_the_schemas(subtests: pytest.Subtests) -> None:
     """Kubernetes would refuse an unknown or misspelt field."""
     for name in FILES:
         with subtests.test(name):
             for manifest in read(name):
-                kubernetes_validate.validate(manifest, "1.34", strict=True)
-            unknown = {**read(name)[0], "sepc": {}}
-            with pytest.raises(kubernetes_validate.ValidationError):
-                kubernetes_validate.validate(unknown, "1.34", strict=True)
+                validate(manifest)
+                with pytest.raises((kubernetes_validate.ValidationError, jsonschema_rs.ValidationError)):
+                    validate({**manifest, "sepc": {}})
+
+
+def test_keda_reads_the_demand_of_the_workers_that_it_scales() -> None:
+    """It asks an operation that exists, for a field that its answer has, with the token of its secret."""
+    [scaled] = [one for one in ALL if one["kind"] == "ScaledObject"]
+    [authentication] = [one for one in ALL if one["kind"] == "TriggerAuthentication"]
+    [trigger] = scaled["spec"]["triggers"]
+    asked = trigger["metadata"]
+    path = urlsplit(asked["url"]).path
+    assert GET_JOB_DEMAND.path(name="@global:jobs:train") == quote(path.removeprefix(PREFIX))
+    assert asked["valueLocation"] in Demand.model_fields
+    worker = container(scaled["spec"]["scaleTargetRef"]["name"])
+    assert asked["targetValue"] == str(parse(worker["args"])["concurrency"])
+    assert trigger["authenticationRef"]["name"] == authentication["metadata"]["name"]
+    [reference] = authentication["spec"]["secretTargetRef"]
+    assert reference["key"] in SECRETS[reference["name"]]
 
 
 def test_each_program_has_a_command_and_known_variables(subtests: pytest.Subtests) -> None:
@@ -120,7 +175,7 @@ def test_a_long_poll_passes_the_ingress() -> None:
 
 def test_no_secret_has_a_value() -> None:
     """The example leaves each secret empty."""
-    assert set(SECRETS) == {"joblib-server", "joblib-worker"}
+    assert set(SECRETS) == {"joblib-server", "joblib-worker", "joblib-keda"}
     assert not any(value for one in SECRETS.values() for value in one.values())
 
 

@@ -43,7 +43,7 @@ async def test_every_operation_needs_an_identity(
     job = await register(client)
     await submit(client, job)
     requests = operations(app)
-    assert len(requests) == 98
+    assert len(requests) == 100
     for credentials in (None, "", "Bearer", "Bearer ", "Bearer x", "Basic YWRtaW46", "Bearer \xff\x01", LONG):
         headers = {} if credentials is None else {"Authorization": credentials.encode("latin-1")}
         for method, url in requests:

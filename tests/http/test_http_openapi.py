@@ -90,6 +90,8 @@ OPERATIONS = {
     "/v1/joblib/overview/events": {"get"},
     "/v1/joblib/rooms/{room_id}/overview": {"get"},
     "/v1/joblib/statistics": {"get"},
+    "/v1/joblib/demand": {"get"},
+    "/v1/joblib/jobs/{name}/demand": {"get"},
     "/v1/joblib/admin/sweeper/preview": {"get"},
     "/v1/joblib/admin/retention": {"get"},
 }
@@ -262,6 +264,8 @@ _RANGES = {"Range", "If-Range", "If-None-Match"}
 ALSO = {
     ("get", "/admin/retention"): {"job", "completed", "failed", "cancelled"},
     ("get", "/statistics"): {"job", "resolution", "since", "until", "tag", "room"},
+    ("get", "/demand"): {"job", "room", "labels"},
+    ("get", "/jobs/{name}/demand"): {"labels"},
     ("get", "/me"): {"room"},
     ("get", "/jobs"): _CURSOR | {"room", "category", "paused", "deleted", "name"},
     ("get", "/rooms"): _CURSOR,

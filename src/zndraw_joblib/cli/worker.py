@@ -40,6 +40,7 @@ from zndraw_joblib.wire.policy import RetryOn, WithoutWorkers
 from zndraw_joblib.wire.requirements import parsed_label, shown_labels
 from zndraw_joblib.worker.allocations import Allocation, end_of_allocation
 from zndraw_joblib.worker.folders import Folder, share_folder
+from zndraw_joblib.worker.launchers import NAME_VARIABLE
 from zndraw_joblib.worker.manager import DEFAULT_PREFETCH, EXECUTORS, JobManager, check_cancel_grace
 from zndraw_joblib.worker.registrations import PolicyOptions, policy_of
 from zndraw_joblib.worker.reloading import CannotWatch, folders_of, import_watchfiles
@@ -259,7 +260,12 @@ RunSpansOption = Annotated[
 ]
 WorkerName = Annotated[
     str | None,
-    typer.Option("--name", metavar="NAME", help="The worker's name in lists; by default that of the host."),
+    typer.Option(
+        "--name",
+        envvar=NAME_VARIABLE,
+        metavar="NAME",
+        help="The worker's name in lists; by default that of the host.",
+    ),
 ]
 LabelOption = Annotated[
     list[str] | None,

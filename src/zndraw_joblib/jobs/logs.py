@@ -372,7 +372,7 @@ def log_failed_work(logger: logging.Logger, error: Exception, text: str, **field
 
 PREFIX = "ZNDRAW_JOBLIB_"
 # What clients and workers read; a server in the same environment reads its settings too.
-CLIENT_NAMES = frozenset({"URL", "TOKEN", "CREDENTIALS", "LOG_FORMAT", "RUN_SPANS"})
+CLIENT_NAMES = frozenset({"URL", "TOKEN", "CREDENTIALS", "LOG_FORMAT", "RUN_SPANS", "WORKER_NAME"})
 
 
 def unknown_variables(settings: Collection[str]) -> dict[str, str | None]:

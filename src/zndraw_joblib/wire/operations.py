@@ -513,6 +513,12 @@ GET_OVERVIEW = Operation("get_overview", "GET", "/overview",
     "overview", Access.SUPERUSER, Scope.OPERATE, Effect.READ, o.Overview)
 FOLLOW_OVERVIEW = Operation("follow_overview", "GET", "/overview/events",
     "overview", Access.SUPERUSER, Scope.OPERATE, Effect.READ, bytes)
+GET_DEMAND = Operation("get_demand", "GET", "/demand",
+    "overview", Access.NAMED_ROOMS, Scope.READ | Scope.METRICS, Effect.READ, o.Demand,
+    problems=(*_ROOMS, *_JOB))
+GET_JOB_DEMAND = Operation("get_job_demand", "GET", "/jobs/{name}/demand",
+    "overview", Access.NAMED_ROOMS, Scope.READ | Scope.METRICS, Effect.READ, o.Demand,
+    problems=(*_ROOMS, *_JOB))
 GET_ROOM_OVERVIEW = Operation("get_room_overview", "GET", "/rooms/{room_id}/overview",
     "overview", Access.ROOM_READ, Scope.READ, Effect.READ, o.RoomOverview)
 GET_STATISTICS = Operation("get_statistics", "GET", "/statistics",

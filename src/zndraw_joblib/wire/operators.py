@@ -99,6 +99,45 @@ class Statistics(ResponseBody):
     intervals: list[Interval]
 
 
+# The demand for workers.
+
+MAX_DEMANDS = 100
+
+
+class RequirementDemand(ResponseBody):
+    """The demand of the tasks that require the same labels of a worker.
+
+    `slots` are those of present workers with these labels.
+    """
+
+    requires: dict[str, Any]
+    queued: int
+    held_back: int
+    running: int
+    slots: int
+    oldest_seconds: float
+    desired_slots: int
+
+
+class Demand(ResponseBody):
+    """How many slots of workers the tasks need that wait or run.
+
+    `queued` counts the tasks that a worker with a free slot would get now. Other tasks in the queues are
+    `held_back`, by a pause or a limit; scheduled tasks count nowhere. `running` are those that run on the
+    workers whose `slots`, free and busy, are counted: those that send heartbeats and do not drain.
+    `desired_slots` is `queued` plus `running`. `oldest_seconds` is how long the first queued task has waited.
+    `by_requirement` has the parts with the most desired slots, at most 100.
+    """
+
+    queued: int
+    held_back: int
+    running: int
+    slots: int
+    oldest_seconds: float
+    desired_slots: int
+    by_requirement: list[RequirementDemand]
+
+
 # The bodies of searches across rooms, and of actions on all tasks that match a filter.
 
 MAX_FILTER_VALUES = 20

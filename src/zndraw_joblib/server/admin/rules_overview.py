@@ -378,7 +378,7 @@ def _seconds(seconds: float) -> str:
 
 # The state of the whole queue, or of a room, with what is wrong first. Reading it scans no tasks.
 
-_SILENT_HEARTBEATS = 2
+SILENT_HEARTBEATS = 2
 _RECENT = timedelta(minutes=15)
 _LISTED_JOBS = 50
 _ROOM_JOBS = 200
@@ -388,7 +388,7 @@ async def read_overview(tx: Transaction, heartbeat_seconds: float) -> Overview:
     """Return the state of the queue. Call it in a snapshot: it has sums of several tables."""
     now = await tx.now()
     totals, waiting = await sql_figures.job_totals(tx), await sql_counts.of_queues(tx)
-    silent_since = now - timedelta(seconds=_SILENT_HEARTBEATS * heartbeat_seconds)
+    silent_since = now - timedelta(seconds=SILENT_HEARTBEATS * heartbeat_seconds)
     groups = await sql_figures.by_state(tx, silent_since)
     listed = await entries(tx)
     last, pauses = await history(tx, 1), await sql_pauses.first(tx, _LISTED_PAUSES)
@@ -683,7 +683,7 @@ class QueueMetrics:
 async def read_metrics(tx: Transaction, heartbeat_seconds: float) -> QueueMetrics:
     """Return the figures of the queue. Call it in a snapshot."""
     now = await tx.now()
-    groups = await sql_figures.by_state(tx, now - timedelta(seconds=_SILENT_HEARTBEATS * heartbeat_seconds))
+    groups = await sql_figures.by_state(tx, now - timedelta(seconds=SILENT_HEARTBEATS * heartbeat_seconds))
     active, listed = groups[WorkerState.ACTIVE], await entries(tx)
     silent = sum(server.is_silent for server in listed)
     successes = [server.last_good_at for server in listed if server.last_good_at is not None]

@@ -246,10 +246,10 @@ ORDER BY joblib_task.seq DESC LIMIT :limit
 )
 
 # A worker that does not report its slots has one, or as many as it may hold.
-_SLOTS = "coalesce(joblib_worker.slots, joblib_worker.max_tasks, 1)"
+SLOTS = "coalesce(joblib_worker.slots, joblib_worker.max_tasks, 1)"
 _SERVICES = statement(
     f"""
-SELECT joblib_worker_job.job_id, count(*), sum({_SLOTS})
+SELECT joblib_worker_job.job_id, count(*), sum({SLOTS})
 FROM joblib_worker_job JOIN joblib_worker ON joblib_worker_job.worker_id = joblib_worker.id
 WHERE joblib_worker_job.job_id = ANY (:all_job_id)
 GROUP BY joblib_worker_job.job_id
@@ -273,7 +273,7 @@ _STATE = f"""CASE
         ELSE '{WorkerState.ACTIVE}'
     END AS state"""
 _STATES = statement(
-    f"SELECT {_STATE}, count(*), sum({_SLOTS}) FROM joblib_worker GROUP BY state",
+    f"SELECT {_STATE}, count(*), sum({SLOTS}) FROM joblib_worker GROUP BY state",
     *("state", "workers", "slots"),
     silent_since=UtcDateTime(),
 )
@@ -281,8 +281,8 @@ _STATES = statement(
 _BUSY_STATES = statement(
     f"""
 SELECT {_STATE}, sum(busy.held),
-    sum(CASE WHEN busy.held < {_SLOTS} THEN busy.held ELSE {_SLOTS} END),
-    sum(CASE WHEN busy.running < {_SLOTS} THEN busy.running ELSE {_SLOTS} END)
+    sum(CASE WHEN busy.held < {SLOTS} THEN busy.held ELSE {SLOTS} END),
+    sum(CASE WHEN busy.running < {SLOTS} THEN busy.running ELSE {SLOTS} END)
 FROM (
     SELECT worker_id, count(*) AS held, count(started_at) AS running FROM (
         SELECT worker_id, started_at FROM joblib_task WHERE {TASK_IS_HELD} ORDER BY worker_id LIMIT {2**31}

@@ -8,6 +8,7 @@ from fastapi.routing import APIRoute
 
 from zndraw_joblib.server.http import (
     admin,
+    demand,
     events,
     group_events,
     groups,
@@ -34,7 +35,18 @@ def _endpoints(*modules: ModuleType) -> list[Endpoint]:
 
 
 endpoints = _endpoints(
-    admin, events, group_events, groups, jobs, metrics, results, schedules, tasks, webhooks, worker_tokens
+    admin,
+    demand,
+    events,
+    group_events,
+    groups,
+    jobs,
+    metrics,
+    results,
+    schedules,
+    tasks,
+    webhooks,
+    worker_tokens,
 )
 # Without a queue: its operations explain how to mount one.
 router = APIRouter(prefix=PREFIX)

@@ -632,3 +632,51 @@ def _entry(limit: NamedLimit) -> LimitEntry:
     values = _values_of(limit.spec)
     fields = {name: getattr(limit, name) for name in ("name", "created_at", "updated_at", "updated_by")}
     return LimitEntry(max_in_flight=values.max_in_flight, rate=values.rate, **fields)
+
+
+# How many tasks limits allow, for a demand.
+
+# So many queues of keys are looked at; of more, the limits are not.
+_MAX_KEYS = 1000
+
+
+async def allowed(tx: Transaction, stored: str, pending: Mapping[UUID, int]) -> dict[UUID, int]:
+    """Return how many of the pending tasks of the queues of a job its limits allow now, at most.
+
+    Nothing is locked: it is a figure, not a claim. Of a job with more than 1,000 queues of keys, it is all.
+    """
+    own = _limits_of(stored)
+    names = {limit.name for limit in own.limits if limit.name is not None}
+    rules = rules_of(own.of, own.limits, await sql_limits.specs(tx, names) if names else {})
+    rules = [rule for rule in rules if not rule.values.is_empty]
+    heads = await sql_limits.first_queues(tx, list(pending), _MAX_KEYS + 1)
+    if not rules or len(heads) > _MAX_KEYS:
+        return dict(pending)
+    ids_of: dict[LimitHead, list[UUID]] = {}
+    rule_of: dict[UUID, Rule] = {}
+    for head in heads:
+        key = "" if head.limit_key == WITHOUT_KEY else head.limit_key
+        ids_of[head] = [rule.bucket_id(head.room_id, key) for rule in rules]
+        rule_of.update(zip(ids_of[head], rules, strict=True))
+    free = await _free(tx, rule_of)
+    numbers = dict.fromkeys(pending, 0)
+    for head, ids in ids_of.items():
+        number = min(pending[head.job_id] - numbers[head.job_id], *(free[bucket_id] for bucket_id in ids))
+        numbers[head.job_id] += number
+        for bucket_id in ids:
+            free[bucket_id] -= number
+    return numbers
+
+
+async def _free(tx: Transaction, rule_of: Mapping[UUID, Rule]) -> dict[UUID, int]:
+    """Return how many tasks each bucket allows now."""
+    ids, now = sorted(rule_of), await tx.now()
+    states = await sql_limits.states(tx, ids, ids) if ids else {}
+    free = {}
+    for bucket_id, rule in rule_of.items():
+        bucket, values = Bucket(rule, states.get(bucket_id, BucketState(0, None)), now), rule.values
+        numbers = [] if values.rate is None else [bucket.tokens]
+        if values.max_in_flight is not None:
+            numbers.append(max(0, values.max_in_flight - bucket.held))
+        free[bucket_id] = min(numbers)
+    return free

@@ -100,6 +100,13 @@ ON CONFLICT (job_id, room_id, limit_key) DO UPDATE SET lane = excluded.lane, seq
 WHERE (excluded.lane, excluded.seq) < (joblib_limit_queue.lane, joblib_limit_queue.seq)
 """
 )
+_FIRST = statement(
+    f"""
+SELECT {", ".join(_HEAD)} FROM joblib_limit_queue WHERE job_id = ANY (:all_job_id)
+ORDER BY job_id, room_id, limit_key LIMIT :limit
+""",
+    *_HEAD,
+)
 _HAS_FREE_SLOT = f"""(
     SELECT count(*) FROM joblib_task WHERE joblib_task.room_id = joblib_limit_queue.room_id AND {TASK_IS_HELD}
 ) < :cap"""
@@ -291,6 +298,12 @@ async def add(tx: Transaction, entered: Iterable[TaskRecord]) -> None:
 async def add_rooms(tx: Transaction, job_id: UUID) -> None:
     """Add the rows of the queued tasks without a key of a job, which the caller has locked."""
     await tx.execute(_ADD_ROOMS, {"job_id": job_id})
+
+
+async def first_queues(tx: Transaction, job_ids: Sequence[UUID], limit: int) -> list[LimitHead]:
+    """Return the first queues of keys of these jobs, in the order of their keys, also blocked ones."""
+    rows = await tx.execute(_FIRST, {"all_job_id": padded(sorted(job_ids)), "limit": limit})
+    return [LimitHead(*row) for row in rows]
 
 
 async def by_place(tx: Transaction, job_id: UUID, limit: int, open_rooms: OpenRooms) -> list[LimitHead]:

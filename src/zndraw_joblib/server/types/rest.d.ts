@@ -1599,6 +1599,50 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/joblib/demand": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get demand
+         * @description Return how many slots of workers would run all tasks that wait or run, of these jobs or rooms.
+         *
+         *     Callers without the scope `metrics` in all rooms name jobs or rooms that they may read.
+         */
+        get: operations["getDemand"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/joblib/jobs/{name}/demand": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get job demand
+         * @description Return how many slots of workers would run all tasks of a job that wait or run.
+         *
+         *     Of a job that was forgotten it is nothing, until a worker registers it again.
+         */
+        get: operations["getJobDemand"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/joblib/rooms/{room_id}/overview": {
         parameters: {
             query?: never;
@@ -2205,6 +2249,32 @@ export interface components {
             status_code: number | null;
             /** Error */
             error: string | null;
+        };
+        /**
+         * Demand
+         * @description How many slots of workers the tasks need that wait or run.
+         *
+         *     `queued` counts the tasks that a worker with a free slot would get now. Other tasks in the queues are
+         *     `held_back`, by a pause or a limit; scheduled tasks count nowhere. `running` are those that run on the
+         *     workers whose `slots`, free and busy, are counted: those that send heartbeats and do not drain.
+         *     `desired_slots` is `queued` plus `running`. `oldest_seconds` is how long the first queued task has waited.
+         *     `by_requirement` has the parts with the most desired slots, at most 100.
+         */
+        Demand: {
+            /** Queued */
+            queued: number;
+            /** Held Back */
+            held_back: number;
+            /** Running */
+            running: number;
+            /** Slots */
+            slots: number;
+            /** Oldest Seconds */
+            oldest_seconds: number;
+            /** Desired Slots */
+            desired_slots: number;
+            /** By Requirement */
+            by_requirement: components["schemas"]["RequirementDemand"][];
         };
         /**
          * EmptyReason
@@ -3719,6 +3789,30 @@ export interface components {
             id: string;
             /** Detail */
             detail: string;
+        };
+        /**
+         * RequirementDemand
+         * @description The demand of the tasks that require the same labels of a worker.
+         *
+         *     `slots` are those of present workers with these labels.
+         */
+        RequirementDemand: {
+            /** Requires */
+            requires: {
+                [key: string]: unknown;
+            };
+            /** Queued */
+            queued: number;
+            /** Held Back */
+            held_back: number;
+            /** Running */
+            running: number;
+            /** Slots */
+            slots: number;
+            /** Oldest Seconds */
+            oldest_seconds: number;
+            /** Desired Slots */
+            desired_slots: number;
         };
         /**
          * Resync
@@ -5473,6 +5567,7 @@ export type ClaimedProviderRequest = components['schemas']['ClaimedProviderReque
 export type Debounce = components['schemas']['Debounce'];
 export type Deliveries = components['schemas']['Deliveries'];
 export type Delivery = components['schemas']['Delivery'];
+export type Demand = components['schemas']['Demand'];
 export type EmptyReason = components['schemas']['EmptyReason'];
 export type EventKind = components['schemas']['EventKind'];
 export type Failure = components['schemas']['Failure'];
@@ -5539,6 +5634,7 @@ export type Rate = components['schemas']['Rate'];
 export type Readiness = components['schemas']['Readiness'];
 export type Reason = components['schemas']['Reason'];
 export type RefusedTask = components['schemas']['RefusedTask'];
+export type RequirementDemand = components['schemas']['RequirementDemand'];
 export type Resync = components['schemas']['Resync'];
 export type ResyncReason = components['schemas']['ResyncReason'];
 export type RetryOn = components['schemas']['RetryOn'];
@@ -15043,6 +15139,185 @@ export interface operations {
             };
             /** @description `forbidden` */
             403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `invalid-request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-server-error` */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `service-unavailable` */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    getDemand: {
+        parameters: {
+            query?: {
+                /** @description Full names of jobs. */
+                job?: string[];
+                /** @description Rooms whose jobs count. */
+                room?: string[];
+                /** @description The labels of a worker, like `gpu=a100,memory_gb=80`: count only tasks that it may run, and workers that have these labels. Empty: a worker without labels. */
+                labels?: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Demand"];
+                };
+            };
+            /** @description `invalid-room-id` */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `job-not-found` */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `invalid-request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-server-error` */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `service-unavailable` */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    getJobDemand: {
+        parameters: {
+            query?: {
+                /** @description The labels of a worker, like `gpu=a100,memory_gb=80`: count only tasks that it may run, and workers that have these labels. Empty: a worker without labels. */
+                labels?: string;
+            };
+            header?: never;
+            path: {
+                /** @description room:category:name */
+                name: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Demand"];
+                };
+            };
+            /** @description `invalid-room-id` */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `job-not-found` */
+            404: {
                 headers: {
                     [name: string]: unknown;
                 };

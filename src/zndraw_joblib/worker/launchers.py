@@ -1,0 +1,180 @@
+"""Launchers: they start workers in allocations, which are processes of this machine or jobs of a cluster."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from enum import StrEnum
+from pathlib import Path
+from typing import Protocol
+
+# The name of the workers of an allocation, by which the scaler knows that they have registered.
+NAME_VARIABLE = "ZNDRAW_JOBLIB_WORKER_NAME"
+_MAX_OUTPUT = 4096
+_CHECK_SECONDS = 120.0
+_LOAD = """
+import sys
+from zndraw_joblib.worker.loading import CannotLoad, load_extensions
+try:
+    load_extensions(sys.argv[1])
+except CannotLoad as error:
+    sys.exit(str(error))
+"""
+
+
+class AllocationState(StrEnum):
+    """The state of an allocation: in the queue of the cluster, running, or over."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    ENDED = "ended"
+    FAILED = "failed"
+
+
+class LauncherError(Exception):
+    """The system refuses an allocation; the text is its reason, for the user."""
+
+
+class Launcher(Protocol):
+    """Starts allocations of workers.
+
+    The workers of an allocation get their URL, token and name from the environment (`URL_VARIABLE`,
+    `TOKEN_VARIABLE`, `NAME_VARIABLE`), never from arguments, which other users of the machine can read. They
+    leave by themselves when they are idle, also after the launcher has ended.
+    """
+
+    @property
+    def about(self) -> str:
+        """What one allocation runs, for the log: a command without secrets."""
+
+    async def check(self) -> None:
+        """Let the system check an allocation without starting it. Raises `LauncherError` with its reason."""
+
+    async def submit(self, environment: Mapping[str, str]) -> str:
+        """Start one allocation with these variables added to its environment, and return its id.
+
+        Raises `LauncherError`.
+        """
+
+    async def states(self) -> Mapping[str, AllocationState]:
+        """Return the states of the allocations that it has started.
+
+        One that has ended is there at least once. Raises `LauncherError` if the system does not answer.
+        """
+
+    async def reason(self, allocation: str) -> str:
+        """Return why an allocation has ended, as its exit code and last line; empty if that is unknown."""
+
+    async def drain(self, allocation: str) -> None:
+        """End an allocation without loss: cancel it while it waits; a worker finishes its tasks."""
+
+
+def worker_command(arguments: Sequence[str], *, idle: float, per_allocation: int) -> list[str]:
+    """Return the command of one allocation on this machine; `arguments` are those of `worker`."""
+    command = [sys.executable, "-m", "zndraw_joblib", "worker", *arguments, "--idle-exit", f"{idle:g}"]
+    return [*command, "--processes", str(per_allocation)] if per_allocation > 1 else command
+
+
+class LocalLauncher:
+    """Starts workers as processes of this machine, in sessions of their own: Ctrl-C does not reach them.
+
+    `command` runs the workers of one allocation, and `target` is the module or file with their jobs. What
+    they print is in files of `folder`, by default a new one.
+    """
+
+    def __init__(self, command: Sequence[str], target: str, folder: Path | None = None) -> None:
+        self._command, self._target, self._folder = list(command), target, folder
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    @property
+    def about(self) -> str:
+        """The command."""
+        return " ".join(["zndraw-joblib", *self._command[3:]])
+
+    async def check(self) -> None:
+        """Load the jobs, as a worker does, in a process of its own."""
+        await asyncio.to_thread(self._check)
+
+    def _check(self) -> None:
+        command = [sys.executable, "-c", _LOAD, self._target]
+        try:
+            done = subprocess.run(  # noqa: S603 - the user's own jobs
+                command, capture_output=True, timeout=_CHECK_SECONDS, check=False
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise LauncherError(f"{self._target!r} cannot be loaded: {error}") from error
+        if done.returncode:
+            raise LauncherError(last_line(done.stderr) or f"exit code {done.returncode}")
+        self._output("x")
+
+    async def submit(self, environment: Mapping[str, str]) -> str:
+        """Start a process. Its id names the file with its output."""
+        return await asyncio.to_thread(self._start, environment)
+
+    def _start(self, environment: Mapping[str, str]) -> str:
+        allocation = environment[NAME_VARIABLE]
+        try:
+            with self._output(allocation).open("wb") as output:
+                self._processes[allocation] = subprocess.Popen(  # noqa: S603 - see `_check`
+                    self._command,
+                    env={**os.environ, **environment},
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise LauncherError(f"A process cannot be started: {error}") from error
+        return allocation
+
+    async def states(self) -> Mapping[str, AllocationState]:
+        """Return whether each process runs, or how it ended."""
+        return {allocation: _state(process.poll()) for allocation, process in self._processes.items()}
+
+    async def reason(self, allocation: str) -> str:
+        """Return the exit code of a process, and the last line that it printed."""
+        process = self._processes[allocation]
+        text = await asyncio.to_thread(_tail, self._output(allocation))
+        return f"exit code {process.returncode}: {text}" if text else f"exit code {process.returncode}"
+
+    async def drain(self, allocation: str) -> None:
+        """Send SIGTERM: the worker claims no more, and finishes its tasks."""
+        process = self._processes[allocation]
+        if process.poll() is None:
+            with suppress(ProcessLookupError):
+                process.send_signal(signal.SIGTERM)
+
+    def _output(self, allocation: str) -> Path:
+        """Return the file for the output of an allocation; its folder is made before."""
+        try:
+            if self._folder is None:
+                self._folder = Path(tempfile.mkdtemp(prefix="zndraw-joblib-scale-"))
+            self._folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise LauncherError(f"The folder for the output of workers cannot be made: {error}") from error
+        return self._folder / f"{allocation}.log"
+
+
+def _state(code: int | None) -> AllocationState:
+    if code is None:
+        return AllocationState.RUNNING
+    return AllocationState.FAILED if code else AllocationState.ENDED
+
+
+def _tail(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _MAX_OUTPUT))
+            return last_line(file.read())
+    except OSError:
+        return ""
+
+
+def last_line(output: bytes) -> str:
+    """Return the last line of some output that is not empty."""
+    lines = [line.strip() for line in output.decode(errors="replace").splitlines()]
+    return next((line for line in reversed(lines) if line), "")
