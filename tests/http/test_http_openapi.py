@@ -209,7 +209,18 @@ def test_fields_with_defaults_are_optional_in_requests_and_present_in_responses(
             with_default = [field for field, one in schema["properties"].items() if "default" in one]
             assert with_default == [], name
     sometimes = {"progress", "failure", "stored_result", "traceparent", "unique_key", "duplicate"}
-    sometimes |= {"schedule", "due_at", "tags", "parent", "root", "group", "waits", "after", "successors"}
+    sometimes |= {
+        "schedule",
+        "due_at",
+        "tags",
+        "parent",
+        "root",
+        "group",
+        "waits",
+        "after",
+        "successors",
+        "token",
+    }
     sometimes |= {"requires"}
     assert set(schemas["TaskResponse"]["properties"]) - set(schemas["TaskResponse"]["required"]) == sometimes
 

@@ -250,12 +250,14 @@ class HeartbeatRequest(RequestBody):
     The server releases, retries or fails a held task that the list omits for three heartbeats. Without the
     field, no task is omitted.
 
-    `max_tasks` changes how many tasks the worker may hold at once, `worker` what is known about it.
+    `max_tasks` changes how many tasks the worker may hold at once, `worker` what is known about it. With
+    `tokens`, the verdict on each task that the worker holds has a new `token` of the task.
     """
 
     tasks: list[NamedTask] = Field(default_factory=list, max_length=MAX_NAMED_TASKS, fail_fast=True)
     max_tasks: MaxTasks | None = None
     worker: WorkerInfo | None = None
+    tokens: bool = False
 
 
 class Verdict(StrEnum):
@@ -271,10 +273,11 @@ class Verdict(StrEnum):
 
 
 class TaskVerdict(ResponseBody):
-    """The verdict on one task that a worker named."""
+    """The verdict on one task that a worker named, with a new `token` of it if the heartbeat asked."""
 
     id: UUID
     verdict: Verdict
+    token: str | None = Field(default=None, exclude_if=is_none, repr=False)
 
 
 class WorkerResponse(ResponseBody):
@@ -398,6 +401,7 @@ class TaskResponse(ResponseBody):
       responses to requests that read one task.
     - `requires`: what its submit requires of the labels of its worker, besides its job; only in responses to
       claims, to submits and to requests that read one task.
+    - `token`: a bearer token with the rights of this claim alone; only in responses to claims with `tokens`.
     """
 
     # What a new field needs is in CONTRIBUTING, "How to add a field or an option".
@@ -437,6 +441,7 @@ class TaskResponse(ResponseBody):
     after: TaskAfter | None = Field(default=None, exclude_if=is_none)
     successors: list[UUID] | None = Field(default=None, exclude_if=is_none)
     requires: dict[str, Any] | None = Field(default=None, exclude_if=is_none)
+    token: str | None = Field(default=None, exclude_if=is_none, repr=False)
 
 
 MAX_BATCH_JOBS = 64
@@ -462,7 +467,8 @@ class TaskClaimRequest(RequestBody):
 
     A claim that is repeated with the same `claim_id`, because its response was lost, gets the same tasks that
     the worker still holds. With `start`, each task is claimed and started in one step. With `batches`, which
-    needs `max`, a claim gets a batch of one of these jobs, or up to `max` tasks of the other jobs.
+    needs `max`, a claim gets a batch of one of these jobs, or up to `max` tasks of the other jobs. With
+    `tokens`, each task has a `token` for its code, which is valid for 15 minutes; heartbeats renew it.
 
     `remaining_seconds` is how much time the worker has from now on, also while the claim waits: it gets no
     task of a job whose `expected_seconds` are more.
@@ -472,6 +478,7 @@ class TaskClaimRequest(RequestBody):
     claim_id: UUID | None = None
     max: BatchSize | None = None
     start: bool = False
+    tokens: bool = False
     batches: list[ClaimBatch] = Field(default_factory=list, max_length=MAX_BATCH_JOBS, fail_fast=True)
     remaining_seconds: Delay | None = Field(default=None, exclude_if=is_none)
 

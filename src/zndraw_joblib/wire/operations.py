@@ -143,6 +143,21 @@ class Effect(Enum):
     WRITE_PARTS_ONCE = auto()
 
 
+class ForTask(Enum):
+    """What the token of a task, which a claim returns, permits of a row; nothing of a row without one."""
+
+    # What is about the caller.
+    CALLER = auto()
+    # For the task itself.
+    OWN = auto()
+    # For the task, its predecessors, and the tasks that it has submitted.
+    RELATED = auto()
+    # In the room of the task.
+    ROOM = auto()
+    # Tasks in the room of the task, whose parent it is.
+    CHILDREN = auto()
+
+
 # Each operation identifies its caller, with a dependency of the host that may read parameters and refuse.
 ALWAYS: Problems = (
     p.Unauthorized,
@@ -166,9 +181,9 @@ _OF_EFFECT: dict[Effect, Problems] = {
 class Operation(Generic[Answer_co]):
     """A row: an operation of the REST API.
 
-    A caller needs one of its `scopes`. `answer` is a model, `bytes` for a stream or stored bytes, `str` for
-    a text, or `NO_CONTENT`. `problems` are those of the work alone. If `has_optional_body`, a request may
-    have no body.
+    A caller needs one of its `scopes`, and the token of a task what it is `for_task`. `answer` is a model,
+    `bytes` for a stream or stored bytes, `str` for a text, or `NO_CONTENT`. `problems` are those of the work
+    alone. If `has_optional_body`, a request may have no body.
     """
 
     name: str
@@ -183,6 +198,7 @@ class Operation(Generic[Answer_co]):
     has_optional_body: bool = False
     status: int = 200
     problems: Problems = ()
+    for_task: ForTask | None = None
 
     def path(self, **parts: object) -> str:
         """Return the path below `PREFIX`, with each part quoted."""
@@ -245,18 +261,23 @@ GROUP_FAILURES = Operation("group_failures", "GET", "/tasks/failures",
     "tasks", Access.NAMED_ROOMS, Scope.READ, Effect.READ, o.FailureGroups, problems=(*_ROOMS, *_BODY))
 SUBMIT_TASK = Operation("submit_task", "POST", "/rooms/{room_id}/tasks/{name}",
     "tasks", Access.ROOM_WRITE, Scope.SUBMIT, Effect.WRITE_ONCE, m.TaskResponse, body=m.TaskSubmitRequest,
-    status=202, problems=_SUBMIT)
+    status=202, problems=_SUBMIT,
+    for_task=ForTask.CHILDREN)
 CLAIM_TASK = Operation("claim_task", "POST", "/tasks/claim",
     "tasks", Access.OWNER, Scope.WORK, Effect.WRITE_PARTS_ONCE, m.TaskClaimResponse, body=m.TaskClaimRequest,
     problems=_CLAIM)
 GET_TASK = Operation("get_task", "GET", "/tasks/{task_id}",
-    "tasks", Access.TASK_READ, Scope.READ, Effect.READ, m.TaskResponse, problems=(*_TASK, p.TooManyRequests))
+    "tasks", Access.TASK_READ, Scope.READ, Effect.READ, m.TaskResponse, problems=(*_TASK, p.TooManyRequests),
+    for_task=ForTask.RELATED)
 GET_TASK_HISTORY = Operation("get_task_history", "GET", "/tasks/{task_id}/history",
-    "tasks", Access.TASK_READ, Scope.READ, Effect.READ, h.TaskHistory, problems=_TASK)
+    "tasks", Access.TASK_READ, Scope.READ, Effect.READ, h.TaskHistory, problems=_TASK,
+    for_task=ForTask.RELATED)
 GET_TASK_LOG = Operation("get_task_log", "GET", "/tasks/{task_id}/log",
-    "tasks", Access.TASK_READ, Scope.READ, Effect.READ, h.TaskLog, problems=_TASK)
+    "tasks", Access.TASK_READ, Scope.READ, Effect.READ, h.TaskLog, problems=_TASK,
+    for_task=ForTask.RELATED)
 EXPLAIN_TASK = Operation("explain_task", "GET", "/tasks/{task_id}/explain",
-    "tasks", Access.TASK_READ, Scope.READ, Effect.READ, h.TaskExplanation, problems=_TASK)
+    "tasks", Access.TASK_READ, Scope.READ, Effect.READ, h.TaskExplanation, problems=_TASK,
+    for_task=ForTask.RELATED)
 RELEASE_TASK = Operation("release_task", "POST", "/tasks/{task_id}/release",
     "tasks", Access.OWNER, Scope.WORK | Scope.OPERATE, Effect.WRITE_ONCE, m.TaskResponse,
     body=m.TaskActionRequest, has_optional_body=True, problems=_REPORT)
@@ -271,15 +292,18 @@ FAIL_TASK = Operation("fail_task", "POST", "/tasks/{task_id}/fail",
     body=m.TaskActionRequest, has_optional_body=True, problems=_REPORT)
 UPDATE_TASK = Operation("update_task", "PATCH", "/tasks/{task_id}",
     "tasks", Access.OWNER, Scope.SUBMIT | Scope.WORK | Scope.OPERATE, Effect.WRITE_ONCE, m.TaskResponse,
-    body=m.TaskUpdateRequest, problems=_REPORT)
+    body=m.TaskUpdateRequest, problems=_REPORT,
+    for_task=ForTask.OWN)
 LIST_TASKS = Operation("list_tasks", "GET", "/rooms/{room_id}/tasks",
     "tasks", Access.ROOM_READ, Scope.READ, Effect.READ, TaskPage, problems=(p.ContentTooLarge,))
 SUBMIT_TASKS = Operation("submit_tasks", "POST", "/tasks/submit",
     "tasks", Access.NAMED_ROOMS, Scope.SUBMIT, Effect.WRITE_ONCE, m.BatchResponse, body=m.BatchSubmitRequest,
-    problems=(*_WRITABLE_ROOMS, *_SUBMIT))
+    problems=(*_WRITABLE_ROOMS, *_SUBMIT),
+    for_task=ForTask.CHILDREN)
 REPORT_TASKS = Operation("report_tasks", "POST", "/tasks/report",
     "tasks", Access.OWNER, Scope.SUBMIT | Scope.WORK | Scope.OPERATE, Effect.WRITE_PARTS_ONCE,
-    m.BatchResponse, body=m.BatchReportRequest)
+    m.BatchResponse, body=m.BatchReportRequest,
+    for_task=ForTask.OWN)
 
 # Workers.
 
@@ -316,7 +340,8 @@ REGISTER_JOB = Operation("register_job", "PUT", "/rooms/{room_id}/jobs",
     problems=(*_REGISTER, p.LimitNotFound, p.Conflict, p.SchemaConflict, p.InvalidSchema, p.InvalidPayload,
         p.TooManyRequests))
 LIST_JOBS = Operation("list_jobs", "GET", "/rooms/{room_id}/jobs",
-    "jobs", Access.ROOM_READ, Scope.READ, Effect.READ, JobPage)
+    "jobs", Access.ROOM_READ, Scope.READ, Effect.READ, JobPage,
+    for_task=ForTask.ROOM)
 LIST_JOB_TASKS = Operation("list_job_tasks", "GET", "/rooms/{room_id}/jobs/{name}/tasks",
     "jobs", Access.ROOM_READ, Scope.READ, Effect.READ, TaskPage, problems=(*_JOB, p.ContentTooLarge))
 PAUSE_JOB = Operation("pause_job", "POST", "/rooms/{room_id}/jobs/{name}/pause",
@@ -334,7 +359,8 @@ DELETE_JOB = Operation("delete_job", "DELETE", "/rooms/{room_id}/jobs/{name}",
     "jobs", Access.SUPERUSER | Access.ROOM_WRITE, Scope.OPERATE, Effect.WRITE_ONCE, NO_CONTENT, status=204,
     problems=(*_JOB, p.Conflict))
 GET_JOB = Operation("get_job", "GET", "/rooms/{room_id}/jobs/{name}",
-    "jobs", Access.ROOM_READ, Scope.READ, Effect.READ, m.JobResponse, problems=_JOB)
+    "jobs", Access.ROOM_READ, Scope.READ, Effect.READ, m.JobResponse, problems=_JOB,
+    for_task=ForTask.ROOM)
 
 # Groups.
 
@@ -413,7 +439,8 @@ DELETE_LIMIT = Operation("delete_limit", "DELETE", "/limits/{limit}",
 
 FOLLOW_TASK = Operation("follow_task", "GET", "/tasks/{task_id}/events",
     "events", Access.STREAM_TOKEN, Scope.READ, Effect.READ, h.TaskEvents, problems=(*_TASK,
-    p.TooManyRequests))
+    p.TooManyRequests),
+    for_task=ForTask.RELATED)
 FOLLOW_ROOM = Operation("follow_room", "GET", "/rooms/{room_id}/events",
     "events", Access.STREAM_TOKEN, Scope.READ, Effect.READ, h.RoomEvents, problems=(*_ROOMS,
     p.TooManyRequests))
@@ -433,11 +460,14 @@ REGISTER_PROVIDER = Operation("register_provider", "PUT", "/rooms/{room_id}/prov
     "providers", Access.ROOM_WRITE, Scope.WORK, Effect.WRITE_ONCE, pr.ProviderResponse,
     body=pr.ProviderRegisterRequest, status=201, problems=(*_REGISTER, p.ContentTooLarge, p.TooManyRequests))
 LIST_PROVIDERS = Operation("list_providers", "GET", "/rooms/{room_id}/providers",
-    "providers", Access.ROOM_READ, Scope.READ, Effect.READ, ProviderPage)
+    "providers", Access.ROOM_READ, Scope.READ, Effect.READ, ProviderPage,
+    for_task=ForTask.ROOM)
 GET_PROVIDER = Operation("get_provider", "GET", "/rooms/{room_id}/providers/{name}/info",
-    "providers", Access.ROOM_READ, Scope.READ, Effect.READ, pr.ProviderResponse, problems=_PROVIDER)
+    "providers", Access.ROOM_READ, Scope.READ, Effect.READ, pr.ProviderResponse, problems=_PROVIDER,
+    for_task=ForTask.ROOM)
 READ_PROVIDER = Operation("read_provider", "GET", "/rooms/{room_id}/providers/{name}",
-    "providers", Access.ROOM_READ, Scope.READ, Effect.READ, bytes, problems=_PROVIDER_REQUEST)
+    "providers", Access.ROOM_READ, Scope.READ, Effect.READ, bytes, problems=_PROVIDER_REQUEST,
+    for_task=ForTask.ROOM)
 REMOVE_PROVIDER = Operation("remove_provider", "DELETE", "/providers/{provider_id}",
     "providers", Access.OWNER, Scope.WORK | Scope.OPERATE, Effect.WRITE_ONCE, NO_CONTENT, status=204,
     problems=_PROVIDER)
@@ -452,11 +482,14 @@ UPLOAD_PROVIDER_RESULT = Operation("upload_provider_result", "POST", "/providers
 
 UPLOAD_TASK_RESULT = Operation("upload_task_result", "PUT", "/tasks/{task_id}/result",
     "results", Access.OWNER, Scope.WORK, Effect.WRITE, StoredResult,
-    problems=(*_REPORT, *_UPLOAD, p.Conflict, p.ResultStoreFull))
+    problems=(*_REPORT, *_UPLOAD, p.Conflict, p.ResultStoreFull),
+    for_task=ForTask.OWN)
 READ_TASK_RESULT = Operation("read_task_result", "GET", "/tasks/{task_id}/result",
-    "results", Access.TASK_READ, Scope.READ, Effect.READ, bytes, problems=_RESULT)
+    "results", Access.TASK_READ, Scope.READ, Effect.READ, bytes, problems=_RESULT,
+    for_task=ForTask.RELATED)
 HEAD_TASK_RESULT = Operation("head_task_result", "HEAD", "/tasks/{task_id}/result",
-    "results", Access.TASK_READ, Scope.READ, Effect.READ, bytes, problems=_RESULT)
+    "results", Access.TASK_READ, Scope.READ, Effect.READ, bytes, problems=_RESULT,
+    for_task=ForTask.RELATED)
 
 # Admin.
 
@@ -474,9 +507,11 @@ PREVIEW_SWEEPER = Operation("preview_sweeper", "GET", "/admin/sweeper/preview",
 # Server.
 
 GET_CALLER = Operation("get_caller", "GET", "/me",
-    "server", Access.CALLER, ANY_SCOPE, Effect.READ, o.Me, problems=_ROOMS)
+    "server", Access.CALLER, ANY_SCOPE, Effect.READ, o.Me, problems=_ROOMS,
+    for_task=ForTask.CALLER)
 GET_VERSION = Operation("get_version", "GET", "/version",
-    "server", Access.CALLER, ANY_SCOPE, Effect.READ, o.Version)
+    "server", Access.CALLER, ANY_SCOPE, Effect.READ, o.Version,
+    for_task=ForTask.CALLER)
 
 # Jobs.
 

@@ -455,7 +455,9 @@ class JobLib(HostApi):
             raise RuntimeError("JobLib is not mounted: call JobLib(...).mount(app) first")
         checks.check_sockets(self._app, self, sio)
         self.publisher.open(sio)
-        access = SocketAccess(self._app, self.identify, self._check_readable, requires_identity, limits)
+        access = SocketAccess(
+            self._app, self.identify_socket, self._check_readable, requires_identity, limits
+        )
         access = access._replace(prefix=self.prefix, check_served=self.worker_rooms.check)
         if isinstance(self.identity, BearerTokens):
             access = access._replace(

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
 from datetime import datetime
 from functools import cached_property, partial
+from math import inf
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -26,7 +27,8 @@ from zndraw_joblib.server.process.ports import Identity, ResultBackend, identity
 from zndraw_joblib.server.process.settings import JobLibSettings
 from zndraw_joblib.server.process.shared_limit import SharedLimit
 from zndraw_joblib.server.process.waiters import CallerAccess
-from zndraw_joblib.server.queue import rules_transitions, rules_workers
+from zndraw_joblib.server.queue import rules_task_tokens, rules_transitions, rules_workers
+from zndraw_joblib.server.queue.rules_task_tokens import PREFIX
 from zndraw_joblib.server.queue.rules_tasks import Report
 from zndraw_joblib.server.queue.rules_workers import ServedRooms
 from zndraw_joblib.server.realtime.group_streams import GroupStreams
@@ -37,7 +39,7 @@ from zndraw_joblib.server.results.results import TaskResults
 from zndraw_joblib.server.runtime.problem_responses import as_problem
 from zndraw_joblib.server.runtime.runtime import Runtime
 from zndraw_joblib.wire.names import GLOBAL, RESERVED, RESERVED_IDS, JobName, validate_room_id
-from zndraw_joblib.wire.operations import Access, Operation
+from zndraw_joblib.wire.operations import Access, ForTask, Operation
 from zndraw_joblib.wire.problems import (
     Forbidden,
     GroupNotFound,
@@ -112,6 +114,12 @@ def check_operates_job(caller: Identity, name: JobName) -> None:
         raise rules_transitions.outside_rooms(caller, name.room_id)
 
 
+def _has_task(request: Request) -> bool:
+    """Return whether the caller of a request has the token of a task."""
+    caller = request.scope.get(CALLER)
+    return caller is not None and caller.task is not None
+
+
 class RoomGuards:
     """The guards of one mounted queue. They pass no room in which the caller itself has no rights.
 
@@ -155,6 +163,8 @@ class RoomGuards:
             if self._arguments[dependency] is None:
                 check_in_room(request.scope.get(CALLER), room_id)
                 return room_id
+        elif _has_task(request):
+            room_id = validate_room_id(room_id)
         checked = await self.check(request, dependency, room_id)
         return room_id if checked is None else checked
 
@@ -164,8 +174,10 @@ class RoomGuards:
         Raises `Forbidden` for a room in which the caller has no rights.
         """
         result = None
+        # A host's guard knows its users, not the tokens of tasks.
+        has_guards = not _has_task(request)
         for guard in (self._override(request, dependency), self._arguments[dependency]):
-            if guard is not None:
+            if guard is not None and has_guards:
                 path_params = {**request.path_params, "room_id": room_id}
                 outer = request.scope.get(_GUARDING)
                 request.scope[_GUARDING] = True
@@ -314,7 +326,8 @@ class WorkerRooms:
             raise rules_transitions.other_job(caller, name)
 
     def _apply_to(self, request: Request, caller: Identity) -> bool:
-        if caller.is_superuser:
+        # The token of a task is checked by its task.
+        if caller.is_superuser or caller.task is not None:
             return False
         return caller.rooms is not None or self._guards.has(request, verify_writable_room)
 
@@ -424,10 +437,25 @@ class QueueState(ABC):
         return partial(solve, dependency=identity_dependency(self.identity))
 
     async def identify(self, request: Request) -> Identity | None:
-        """Return the caller of a request; None without an identity. Raises `Forbidden` for reserved ids."""
+        """Return the caller of a request; None without an identity. Raises `Forbidden` for reserved ids.
+
+        The token of a task needs no user of the host.
+        """
+        token = _task_token_of(request)
+        if token is not None:
+            return await self.runtime.task_tokens.identify(token)
         identity = await self._identify(request)
         if identity is not None and identity.id in RESERVED_IDS:
             raise Forbidden(f"The identity {identity.id!r} is reserved for the server's code and processes")
+        return identity
+
+    async def identify_socket(self, request: Request) -> Identity | None:
+        """Return the caller of a socket. Raises `Forbidden` for the token of a task, which opens none."""
+        identity = await self.identify(request)
+        if identity is not None and identity.task is not None:
+            raise Forbidden(
+                "Not authorized: the token of a task opens no socket; follow its events over HTTP"
+            )
         return identity
 
     async def may_still_read(self, identity: Identity, at: datetime, room_id: str) -> bool:
@@ -443,6 +471,19 @@ class QueueState(ABC):
     @abstractmethod
     def results(self) -> ResultBackend:
         """The result backend, unless a host overrides `get_result_backend`."""
+
+
+_TASK_TOKEN = b"bearer " + PREFIX.encode()
+
+
+def _task_token_of(request: Request) -> str | None:
+    """Return the token of a task that a request has as its bearer token; None without one."""
+    for name, value in request.scope["headers"]:
+        if name == b"authorization":
+            text: bytes = value
+            is_token = text[: len(_TASK_TOKEN)].lower() == _TASK_TOKEN
+            return text.decode("latin-1")[len("bearer ") :].strip() if is_token else None
+    return None
 
 
 def queue_state(request: Request) -> QueueState:
@@ -515,6 +556,9 @@ def is_of_other_room(caller: Identity, full_name: str) -> bool:
 async def permitted_caller(request: Request, operation: Operation[Any]) -> Identity:
     """Return the caller. Raises `Forbidden` unless the row of an operation permits it to the caller."""
     identity = await current_identity(request)
+    if identity.task is not None:
+        await _check_task_permits(request, identity, operation)
+        return identity
     # Callers without roles have the scopes of all rows but those of superusers.
     if identity.scopes is not None and not identity.scopes & operation.scopes:
         raise rules_transitions.missing_scope(identity, operation.scopes)
@@ -532,6 +576,42 @@ async def permitted_caller(request: Request, operation: Operation[Any]) -> Ident
                 "a room, or use a token that was created without `--rooms`"
             )
     return identity
+
+
+async def _check_task_permits(request: Request, caller: Identity, operation: Operation[Any]) -> None:
+    """Raise `Forbidden` unless the token of a task permits an operation for what the path names."""
+    assert caller.task is not None  # noqa: S101 - checked by the caller
+    if operation.for_task is None:
+        raise Forbidden(
+            f"Not authorized: the token is of task {caller.task.id}. It reads and reports on this task, "
+            "submits tasks below it, and reads jobs and providers of its room"
+        )
+    text = request.path_params.get("task_id")
+    if text is None:
+        return  # the guards check the room, and the work what the body names
+    try:
+        task_id = UUID(text)
+    except ValueError:
+        return  # the parameter is invalid
+    if operation.for_task is ForTask.RELATED:
+        await check_related(request, caller, [task_id])
+    elif task_id != caller.task.id:
+        raise rules_transitions.other_task(caller, task_id)
+
+
+async def check_related(request: Request, caller: Identity, ids: Collection[UUID]) -> None:
+    """Raise `Forbidden` for a task that does not belong to the task of the caller's token."""
+    for task_id in await unrelated(request, caller, ids):
+        raise rules_transitions.other_task(caller, task_id)
+
+
+async def unrelated(request: Request, caller: Identity, ids: Collection[UUID]) -> Collection[UUID]:
+    """Return those of these ids that do not belong to the task of the caller's token."""
+    assert caller.task is not None  # noqa: S101 - checked by the caller
+    if set(ids) <= {caller.task.id}:
+        return ()
+    read = queue_state(request).runtime.database.read_short
+    return await read(rules_task_tokens.unrelated, caller.task, ids)
 
 
 def is_trusted(queue: QueueState, checked_at: float) -> bool:
@@ -603,6 +683,9 @@ async def check_task_readable(request: Request, caller: Identity, task_id: UUID,
     The worker that has the task, or had it last, needs no right to read that room, only to serve the job.
     Raises `TaskNotFound` for a room in which the caller has no rights.
     """
+    if caller.task is not None:
+        await check_related(request, caller, [task_id])
+        return
     try:
         await check_readable(request, room_id)
     except Exception as error:
@@ -632,7 +715,10 @@ def access_of(
             await check_again(request, caller, recheck)
         return () if refused_rooms is None else await refused_rooms()
 
-    return CallerAccess(caller.id, check)
+    # No wake-up says that the claim of a token has ended.
+    return CallerAccess(
+        caller.id, check, inf if caller.task is None else queue_state(request).trusted_seconds
+    )
 
 
 # Dependencies for a host's own routes.

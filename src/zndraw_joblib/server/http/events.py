@@ -95,7 +95,7 @@ async def resolve_access(request: Request) -> StreamAccess:
         if not await is_valid():
             raise Unauthorized("The caller of the stream token has no access any more")
         return StreamAccess(owner.caller, owner.room_id, task_id, is_valid, owner.seconds, group_id)
-    caller = await permitted_caller(request, ops.FOLLOW_ROOM)
+    caller = await permitted_caller(request, ops.FOLLOW_ROOM if task_id is None else ops.FOLLOW_TASK)
     # The room of a task or a group does not change, so the checks while the stream is open do not read it.
     own_room = await _own_room(queue.runtime, task_id, group_id)
     room_id = await _readable_room(request, caller, task_id, own_room)

@@ -22,6 +22,7 @@ from zndraw_joblib.server.http.access import (
     check_readable,
     check_task_readable,
     queue_state,
+    unrelated,
     verify_writable_room,
 )
 from zndraw_joblib.server.http.groups import checked_group
@@ -70,7 +71,7 @@ from zndraw_joblib.wire.messages import (
 )
 from zndraw_joblib.wire.names import INTERNAL, JobName, parse_job_name
 from zndraw_joblib.wire.operations import PREFIX
-from zndraw_joblib.wire.problems import DuplicateTask, ProblemException, TaskNotFound
+from zndraw_joblib.wire.problems import DuplicateTask, Forbidden, ProblemException, TaskNotFound
 from zndraw_joblib.wire.progress import MAX_LINE_NUMBER, MAX_LOG_LINES
 from zndraw_joblib.wire.statuses import TERMINAL, TaskStatus
 
@@ -155,6 +156,7 @@ async def submit_task(  # noqa: PLR0913 - one parameter each
 ) -> Response:
     """Submit a task of a job. The payload must fit the job's schema."""
     check_job(caller, name)
+    _set_parent(caller, body)
     encoded = rules_transitions.check_size("payload", body.payload)
     rules_successors.check_ids(body.after)
     if body.parent is not None or body.after is not None:
@@ -180,6 +182,34 @@ async def submit_task(  # noqa: PLR0913 - one parameter each
     return JsonResponse(content, 202, headers)
 
 
+def _set_parent(caller: Identity, task: TaskSubmitRequest) -> None:
+    """Make a task that is submitted with the token of a task its child. Raises `Forbidden` for others."""
+    if caller.task is None:
+        return
+    if task.parent not in {None, caller.task.id}:
+        raise Forbidden(
+            f"Not authorized: parent: the token is of task {caller.task.id}, which is the parent of what it "
+            "submits. Leave out parent"
+        )
+    replaces = task.debounce is not None or (task.unique is not None and task.unique.on_conflict == "replace")
+    if replaces or task.group is not None:
+        raise Forbidden(
+            "Not authorized: the token of a task submits neither to groups, nor in place of other tasks. "
+            "Leave out group, debounce and on_conflict=replace"
+        )
+    task.parent = caller.task.id
+
+
+def _with_parents(caller: Identity, batch: BatchSubmitRequest) -> Sequence[TaskToSubmit]:
+    """Return the tasks of a batch; those that are submitted with the token of a task are its children."""
+    if caller.task is not None:
+        if batch.group is not None:
+            raise Forbidden("Not authorized: the token of a task creates no groups. Leave out group")
+        for task in batch.tasks:
+            _set_parent(caller, task)
+    return batch.tasks
+
+
 def _related(room_id: str, task: TaskSubmitRequest) -> list[tuple[str, UUID]]:
     """Return the parent and the predecessors of a task to submit, with its room."""
     ids = [] if task.parent is None else [task.parent]
@@ -197,6 +227,11 @@ async def _unreadable(
     """
     refusals: dict[str, Exception] = {}
     distinct = list(dict.fromkeys(related))
+    if caller.task is not None:
+        others = await unrelated(request, caller, {id_ for _, id_ in distinct})
+        return {
+            (room, id_): rules_transitions.other_task(caller, id_) for room, id_ in distinct if id_ in others
+        }
     for room_id in dict.fromkeys(room_id for room_id, _ in distinct):
         try:
             await check_readable(request, room_id)
@@ -214,7 +249,7 @@ _REFUSALS = {401, 403, 404}
 
 async def check_duplicate(request: Request, caller: Identity, room_id: str, task: TaskResponse) -> None:
     """Raise `DuplicateTask` if the task that holds a submit's key is of a room that they may not read."""
-    if task.room_id != room_id:
+    if task.room_id != room_id or caller.task is not None:
         try:
             await check_task_readable(request, caller, task.id, task.room_id)
         except (ProblemException, HTTPException) as error:
@@ -409,6 +444,7 @@ async def update_task(
 ) -> Response:
     """Report on a task, or cancel it. A repeated report changes nothing."""
     rules_transitions.check_size("result", body.result)
+    _set_attempt(caller, body, task_id)
     # The batch of reports knows no request.
     request_id = fields_here.get().get("request_id")
     report = rules_tasks.Report(caller, task_id, body, key, request_id=request_id)
@@ -417,6 +453,15 @@ async def update_task(
         raise refusals[task_id]
     task = await (queue.runtime.cancel_tree if body.tree else queue.runtime.report)(report)
     return json_response(task)
+
+
+def _set_attempt(caller: Identity, update: TaskUpdateRequest, task_id: UUID) -> None:
+    """Let a report with the token of a task count for this attempt alone. Raises `Forbidden` for others."""
+    if caller.task is not None:
+        if task_id != caller.task.id:
+            raise rules_transitions.other_task(caller, task_id)
+        if update.attempt is None:
+            update.attempt = caller.task.attempt
 
 
 @serves(ops.LIST_TASKS)
@@ -465,7 +510,7 @@ async def submit_tasks(  # noqa: PLR0913 - one parameter each
 
     A body with a malformed item is refused as a whole. With `atomic` or `group`, all are submitted or none.
     """
-    rooms = await _writable_rooms(request, queue, body.tasks)
+    rooms = await _writable_rooms(request, queue, _with_parents(caller, body))
     jobs = {name: _job_name(name, caller) for name in {task.job_name for task in body.tasks}}
     unreadable = await _unreadable(request, caller, _all_related(body.tasks, rooms))
     may_be_large = len(request.scope[BODY]) > _MAX_SURELY_SMALL
@@ -567,6 +612,7 @@ async def report_tasks(
             update.worker_id = body.worker_id
         try:
             rules_transitions.check_size("result", update.result)
+            _set_attempt(caller, update, update.id)
         except ProblemException as problem:
             items.append(problem)
         else:

@@ -25,6 +25,13 @@ class WorkerGrant(NamedTuple):
     labels: tuple[tuple[str, Any], ...] = ()
 
 
+class TaskKey(NamedTuple):
+    """The claim of a task that the token of a task is about."""
+
+    id: UUID
+    attempt: int
+
+
 class Identity(NamedTuple):
     """The caller of a request. `id` is opaque text; equal ids mean the same caller.
 
@@ -32,7 +39,8 @@ class Identity(NamedTuple):
     those in which the caller has these rights, and `jobs` patterns like ``lab:*`` of the full names of jobs
     that it may submit and serve; None for all. A superuser with `roles` or `rooms` has only these.
 
-    The other fields are for the server: `limited` derives `scopes`, and `worker` is of the token of a worker.
+    The other fields are for the server: `limited` derives `scopes`, `worker` is of the token of a worker, and
+    `task` of the token of a task, which permits only the rows of `ForTask`.
     """
 
     id: str
@@ -42,6 +50,7 @@ class Identity(NamedTuple):
     jobs: Collection[str] | None = None
     scopes: Scope | None = None
     worker: WorkerGrant | None = None
+    task: TaskKey | None = None
 
     def limited(self) -> "Identity":
         """Return the identity with the rights of its roles and rooms, in sets that can be compared.

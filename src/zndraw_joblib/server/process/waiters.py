@@ -31,12 +31,19 @@ class CallerAccess(NamedTuple):
     """The access of a caller, which may end while its request waits.
 
     `check` raises once it has ended; call it before the request gets anything. It returns the rooms whose
-    jobs or providers the caller's worker must not serve. A wake-up of one of `keys` requests a check. Without
-    a `user` the request is one of the server's own.
+    jobs or providers the caller's worker must not serve. A wake-up of one of `keys` requests a check; without
+    one it is due after `check_seconds`. Without a `user` the request is one of the server's own.
     """
 
     user: str | None = None
     check: Callable[[], Awaitable[Collection[str]]] = _refuse_nothing
+    check_seconds: float = inf
+
+    def wait(self, disconnected: Disconnected) -> "Wait | None":
+        """Return what waits until the next check is due; None for the plain wait."""
+        if self.check_seconds == inf:
+            return None
+        return lambda waiter, seconds: waiter.wait(min(seconds, self.check_seconds), disconnected)
 
     @property
     def keys(self) -> list[str]:

@@ -72,6 +72,15 @@ def outside_rooms(caller: Identity, room_id: str) -> Forbidden:
     )
 
 
+def other_task(caller: Identity, task_id: UUID) -> Forbidden:
+    """Return the refusal of the token of a task for another task."""
+    own = None if caller.task is None else caller.task.id
+    return Forbidden(
+        f"Not authorized for task {task_id}: the token is of task {own}, what this task waits for, and "
+        "what it has submitted"
+    )
+
+
 def other_job(caller: Identity, full_name: str) -> Forbidden:
     """Return the refusal of a caller that may submit and serve other jobs only."""
     own = sorted(caller.jobs or ())
@@ -110,6 +119,10 @@ def truncate_error(error: str | None, limit: int = MAX_ERROR_BYTES) -> str | Non
 
 def roles_of(caller: Identity, task: TaskRecord) -> frozenset[Role]:
     """Return the roles of the caller for a task. Raise `Forbidden` if it has none."""
+    if caller.task is not None:
+        if caller.task != (task.id, task.attempt):
+            raise Forbidden(f"Not authorized: the token is of another claim than task {task.id} has")
+        return frozenset({Role.WORKER})
     roles = set()
     if caller.operates(task.room_id):
         roles.add(Role.SUPERUSER)

@@ -17,7 +17,7 @@ from collections.abc import (
 )
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
 from datetime import datetime, timedelta
-from functools import partial
+from functools import cached_property, partial
 from http import HTTPStatus
 from operator import attrgetter
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -84,6 +84,7 @@ from zndraw_joblib.server.runtime.batch_claims import BatchClaim, key_of
 from zndraw_joblib.server.runtime.event_queue import EventQueue, Publish
 from zndraw_joblib.server.runtime.payload_validator import PayloadValidator
 from zndraw_joblib.server.runtime.recheck import Recheck
+from zndraw_joblib.server.runtime.task_tokens import TaskTokens
 from zndraw_joblib.server.runtime.timed_claims import ClaimFlow, TimedClaim
 from zndraw_joblib.wire.events import Emission
 from zndraw_joblib.wire.groups import GroupResponse
@@ -216,7 +217,6 @@ class Runtime:
         self._publish, self._reach, self._on_due = publish, reach, on_due
         self.on_events: Callable[[Sequence[Emission]], None] | None = None
         self._batchers: list[Batcher[Any, Any]] = []
-        self.batch_items = LocalHistogram((1, 2, 4, 8, 16, 32, 64, 128, 256))
         self._writing: set[asyncio.Task[Any]] = set()
         submit, weight = partial(rules_idempotency.submit, jobs=KnownJobs()), attrgetter("weight")
         self.submits: Batcher[rules_tasks.Submission, OnceOrRepeat] = self.batcher(
@@ -236,8 +236,14 @@ class Runtime:
             beat, tasks_of=weight
         )
         self.payload_validator = PayloadValidator(share=settings.share_of)
+        self.batch_items = LocalHistogram((1, 2, 4, 8, 16, 32, 64, 128, 256))
         self.stored = StoredLimits(settings, self.database, self.start)
         self.content_store: ContentStore | None = None
+
+    @cached_property
+    def task_tokens(self) -> TaskTokens:
+        """What makes and checks the tokens of tasks."""
+        return TaskTokens(self.database.read_short, self.write_short)
 
     def _wake(self, key: str, count: int | None) -> None:
         self.waiters.wake(key, count)
@@ -654,6 +660,8 @@ class Runtime:
             if batch is not None:
                 self.waiters.notify(batch.unused)
         tasks, reason = (result.tasks, result.reason) if result else ([], None)
+        if request.tokens and tasks:
+            await self.task_tokens.add(tasks)
         if count is not None:
             return TaskClaimResponse(tasks=tasks, reason=reason)
         return TaskClaimResponse(task=tasks[0] if tasks else None, reason=reason)
@@ -798,7 +806,11 @@ class Runtime:
         self.recheck.start()
         keys, deadline = [task_key(task_id), *access.keys], time.monotonic() + wait
         task = await self.waiters.wait_until(
-            keys, check, rules_tasks.has_ended, deadline=deadline, user=access.user, disconnected=disconnected
+            *(keys, check, rules_tasks.has_ended),
+            deadline=deadline,
+            user=access.user,
+            disconnected=disconnected,
+            wait=access.wait(disconnected),
         )
         if task is not None and rules_tasks.has_ended(task):
             return task

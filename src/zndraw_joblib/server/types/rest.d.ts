@@ -2641,7 +2641,8 @@ export interface components {
          *     The server releases, retries or fails a held task that the list omits for three heartbeats. Without the
          *     field, no task is omitted.
          *
-         *     `max_tasks` changes how many tasks the worker may hold at once, `worker` what is known about it.
+         *     `max_tasks` changes how many tasks the worker may hold at once, `worker` what is known about it. With
+         *     `tokens`, the verdict on each task that the worker holds has a new `token` of the task.
          */
         HeartbeatRequest: {
             /** Tasks */
@@ -2649,6 +2650,11 @@ export interface components {
             /** Max Tasks */
             max_tasks?: number | null;
             worker?: components["schemas"]["WorkerInfo"] | null;
+            /**
+             * Tokens
+             * @description Default: `false`.
+             */
+            tokens?: boolean;
         };
         /**
          * Histogram
@@ -4515,7 +4521,8 @@ export interface components {
          *
          *     A claim that is repeated with the same `claim_id`, because its response was lost, gets the same tasks that
          *     the worker still holds. With `start`, each task is claimed and started in one step. With `batches`, which
-         *     needs `max`, a claim gets a batch of one of these jobs, or up to `max` tasks of the other jobs.
+         *     needs `max`, a claim gets a batch of one of these jobs, or up to `max` tasks of the other jobs. With
+         *     `tokens`, each task has a `token` for its code, which is valid for 15 minutes; heartbeats renew it.
          *
          *     `remaining_seconds` is how much time the worker has from now on, also while the claim waits: it gets no
          *     task of a job whose `expected_seconds` are more.
@@ -4535,6 +4542,11 @@ export interface components {
              * @description Default: `false`.
              */
             start?: boolean;
+            /**
+             * Tokens
+             * @description Default: `false`.
+             */
+            tokens?: boolean;
             /** Batches */
             batches?: components["schemas"]["ClaimBatch"][];
             /** Remaining Seconds */
@@ -4808,6 +4820,7 @@ export interface components {
          *       responses to requests that read one task.
          *     - `requires`: what its submit requires of the labels of its worker, besides its job; only in responses to
          *       claims, to submits and to requests that read one task.
+         *     - `token`: a bearer token with the rights of this claim alone; only in responses to claims with `tokens`.
          */
         TaskResponse: {
             /**
@@ -4899,6 +4912,8 @@ export interface components {
             requires?: {
                 [key: string]: unknown;
             } | null;
+            /** Token */
+            token?: string | null;
         };
         /**
          * TaskStatus
@@ -5088,7 +5103,7 @@ export interface components {
         };
         /**
          * TaskVerdict
-         * @description The verdict on one task that a worker named.
+         * @description The verdict on one task that a worker named, with a new `token` of it if the heartbeat asked.
          */
         TaskVerdict: {
             /**
@@ -5097,6 +5112,8 @@ export interface components {
              */
             id: string;
             verdict: components["schemas"]["Verdict"];
+            /** Token */
+            token?: string | null;
         };
         /**
          * TaskWebhook

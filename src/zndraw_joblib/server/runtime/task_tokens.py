@@ -1,0 +1,47 @@
+"""Tokens of tasks in one server process: the key is read once, and each use of a token reads its task."""
+
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+from uuid import UUID
+
+from zndraw_joblib.server.process.ports import Identity
+from zndraw_joblib.server.queue import rules_task_tokens
+from zndraw_joblib.wire.messages import TaskResponse
+
+Work = Callable[..., Awaitable[Any]]
+
+
+class TaskTokens:
+    """Issues and checks tokens. `read` and `write` run short work in a transaction."""
+
+    def __init__(self, read: Work, write: Work) -> None:
+        self._read, self._write = read, write
+        self._key: bytes | None = None
+
+    async def _read_key(self) -> bytes:
+        if self._key is None:
+            key = await self._read(rules_task_tokens.read_key)
+            self._key = (key or await self._write(rules_task_tokens.make_key)).encode()
+        return self._key
+
+    async def add(self, tasks: Iterable[TaskResponse]) -> None:
+        """Give each of these tasks, which were claimed now, its token."""
+        key, expires_at = self._key or await self._read_key(), _expiry()
+        for task in tasks:
+            task.token = rules_task_tokens.sign(key, task.id, task.attempt, expires_at)
+
+    async def issue(self, task_id: UUID, attempt: int) -> str:
+        """Return a token of a claim."""
+        key = self._key or await self._read_key()
+        return rules_task_tokens.sign(key, task_id, attempt, _expiry())
+
+    async def identify(self, token: str) -> Identity:
+        """Return the identity of the code that has a token. Raises `Unauthorized`."""
+        claim = rules_task_tokens.verify(self._key or await self._read_key(), token)
+        identity: Identity = await self._read(rules_task_tokens.holder, claim)
+        return identity
+
+
+def _expiry() -> int:
+    return int(time.time()) + rules_task_tokens.TOKEN_SECONDS

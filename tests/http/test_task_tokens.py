@@ -1,0 +1,203 @@
+"""The token of a task, which a claim returns: each operation of the table, for its own task and for others.
+
+What is expected follows from the row of the operation, so a new row is tested without a change here.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Annotated, Any, NamedTuple
+
+import httpx
+import pytest
+from databases import on_both
+from fastapi import FastAPI, Header, HTTPException
+from rest import V1, claim, expect_problem, register, report, submit
+from test_one_room import OPERATIONS, Room, fill, send, state, status_of
+from test_roles import SORTED
+
+from zndraw_joblib import Identity, JobLib
+from zndraw_joblib.server.db.engine import open_database
+from zndraw_joblib.server.process.settings import JobLibSettings
+from zndraw_joblib.wire import operations as ops
+from zndraw_joblib.wire.operations import ForTask
+from zndraw_joblib.wire.statuses import TaskStatus
+
+
+class Claimed(NamedTuple):
+    """A host with two rooms, a running task of the first, and a client with its token."""
+
+    app: FastAPI
+    olga: httpx.AsyncClient
+    own: Room
+    other: Room
+    task: dict[str, Any]
+    client: httpx.AsyncClient
+
+
+async def current_user(x_id: Annotated[str, Header()] = "") -> Identity:
+    """Return the user in the header. The token of a task has none."""
+    if not x_id:
+        raise HTTPException(401, "Who are you?")
+    return Identity(x_id, x_id == "root")
+
+
+async def room_guard(room_id: str, x_id: Annotated[str, Header()]) -> str:
+    """Let the users of the host into a room; a request without one fails."""
+    return room_id if x_id else ""
+
+
+@pytest.fixture
+async def claimed(database_url: str) -> AsyncIterator[Claimed]:
+    """Return a running task of a host with guards of its own, and a client with the token of its claim."""
+    database, app = open_database(database_url), FastAPI()
+    settings = JobLibSettings(worker_timeout_seconds=3600)
+    guards = {"readable_room": room_guard, "writable_room": room_guard}
+    JobLib(session_maker=database, identity=current_user, settings=settings, **guards).mount(app)
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(database.close)
+        await stack.enter_async_context(app.router.lifespan_context(app))
+
+        async def client(**headers: str) -> httpx.AsyncClient:
+            made = httpx.AsyncClient(
+                transport=httpx.ASGITransport(app), base_url="http://host", headers=headers
+            )
+            return await stack.enter_async_context(made)
+
+        olga = await client(**{"X-Id": "olga"})
+        own, other = [await fill(olga, room) for room in ("lab", "vault")]
+        task = await start(olga, own)
+        token = await client(Authorization=f"Bearer {task['token']}")
+        own = own._replace(running=task["id"], worker_id=task["worker_id"])
+        yield Claimed(app, olga, own, other, task, token)
+
+
+async def start(olga: httpx.AsyncClient, room: Room, **options: Any) -> dict[str, Any]:
+    """Claim and start a task of a room with a token."""
+    body = {"worker_id": room.worker_id, "start": True, "tokens": True}
+    return (await olga.post(f"{V1}/tasks/claim", json=body, **options)).json()["task"]
+
+
+async def test_a_token_permits_what_its_rows_say_for_its_own_task(claimed: Claimed) -> None:
+    """Without a user of the host or a guard of its rooms. All else is refused, and nothing changes."""
+    before = await state_of(claimed)
+    for row in SORTED:
+        request, operation = (
+            OPERATIONS[f"{row.method.lower()} {row.template}"],
+            f"{row.method} {row.template}",
+        )
+        if row.for_task is None:
+            response = await send(claimed.client, operation, request, claimed.own)
+            assert status_of(response, request) == 403, row.name
+            assert row.method == "HEAD" or claimed.task["id"] in response.text, row.name
+        elif row.for_task is not ForTask.CALLER:
+            # Things of the other room, also through paths of the token's own.
+            own = claimed.other._replace(room_id="lab")
+            names_no_room = row.for_task not in {ForTask.ROOM, ForTask.CHILDREN} or "{name}" in row.template
+            for room in (claimed.other, own) if names_no_room else (claimed.other,):
+                response = await send(claimed.client, operation, request, room)
+                assert status_of(response, request) in {403, 404}, (row.name, room, response.text)
+    assert await state_of(claimed) == before
+    # The last one ends the task.
+    for row in sorted(SORTED, key=lambda row: row is ops.REPORT_TASKS):
+        if row.for_task is not None:
+            request = OPERATIONS[f"{row.method.lower()} {row.template}"]._replace(task="running")
+            if row is ops.UPDATE_TASK:
+                request = request._replace(json=lambda _: {"progress": {"current": 1}})
+            response = await send(claimed.client, f"{row.method} {row.template}", request, claimed.own)
+            assert status_of(response, request) not in {401, 403}, (row.name, response.text)
+
+
+async def state_of(claimed: Claimed) -> list[Any]:
+    """Return what is in both rooms."""
+    root = httpx.AsyncClient(
+        transport=httpx.ASGITransport(claimed.app), base_url="http://host", headers={"X-Id": "root"}
+    )
+    world: Any = type("World", (), {"users": {"root": root}})
+    return await state(world, claimed.own, claimed.other)
+
+
+@on_both
+async def test_a_token_reads_reports_and_submits_until_its_claim_ends(claimed: Claimed) -> None:
+    """Its children, whose parent it is, and its predecessors too. A retry has another token."""
+    token, task = claimed.client, claimed.task
+    url = f"{V1}/rooms/lab/tasks/{claimed.own.job}"
+    child = (await token.post(url, json={"payload": {"n": 1}})).json()
+    assert (child["parent"], child["created_by"]) == (task["id"], "olga")
+    for fields in (
+        {"parent": claimed.own.completed},
+        {"after": {"tasks": [claimed.own.completed]}},
+        {"group": claimed.own.group_id},
+        {"unique": {"key": "k", "on_conflict": "replace"}},
+    ):
+        expect_problem(await token.post(url, json={"payload": {}, **fields}), 403, "forbidden")
+        batch = {"tasks": [{"room_id": "lab", "job_name": claimed.own.job, "payload": {}, **fields}]}
+        response = await token.post(f"{V1}/tasks/submit", json=batch)
+        assert 403 in {response.status_code, response.json().get("results", [{}])[0].get("status")}
+    assert (await token.post(url, json={"after": {"tasks": [child["id"]]}})).json()["waits"]
+    for id_, status in ((task["id"], 200), (child["id"], 200), (claimed.own.completed, 403)):
+        assert (await token.get(f"{V1}/tasks/{id_}")).status_code == status
+    body, query = {"progress": {"current": 1}}, {"attempt": task["attempt"]}
+    assert (await token.patch(f"{V1}/tasks/{task['id']}", json=body)).status_code == 200
+    stored = await token.put(f"{V1}/tasks/{task['id']}/result", content=b"12", params=query)
+    assert stored.status_code == 200, stored.text
+    # It is held by the next attempt now.
+    await report(claimed.olga, task, "pending", attempt=task["attempt"])
+    expect_problem(await token.get(f"{V1}/tasks/{task['id']}"), 401, "unauthorized")
+    again = await start(claimed.olga, claimed.own)
+    assert (again["id"], again["attempt"]) == (task["id"], task["attempt"] + 1)
+    expect_problem(await token.get(f"{V1}/tasks/{task['id']}"), 401, "unauthorized")
+    renewed = {"Authorization": f"Bearer {again['token']}"}
+    ended = await token.patch(
+        f"{V1}/tasks/{task['id']}", json={"status": "completed", "result": 3}, headers=renewed
+    )
+    assert (ended.status_code, ended.json()["result"]) == (200, 3)
+    expect_problem(await token.get(f"{V1}/tasks/{task['id']}", headers=renewed), 401, "unauthorized")
+
+
+async def test_a_successor_reads_its_predecessor(claimed: Claimed) -> None:
+    """And not another task of the room."""
+    olga, own = claimed.olga, claimed.own
+    body = {"payload": {}, "after": {"tasks": [own.completed]}, "priority": 5}
+    await olga.post(f"{V1}/rooms/lab/tasks/{own.job}", json=body)
+    task = await start(olga, own)
+    headers = {"Authorization": f"Bearer {task['token']}"}
+    result = await claimed.client.get(f"{V1}/tasks/{own.completed}/result", headers=headers)
+    assert (result.status_code, result.json()) == (200, "lab-result")
+    refused = await claimed.client.get(f"{V1}/tasks/{own.running}", headers=headers)
+    expect_problem(refused, 403, "forbidden")
+
+
+async def test_heartbeats_renew_a_token_and_waits_end_with_it(
+    claimed: Claimed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only that of a held task. A token that expired, or that another server signed, is refused."""
+    token, olga, task = claimed.client, claimed.olga, claimed.task
+    named = [{"id": task["id"], "attempt": task["attempt"]}, {"id": claimed.own.completed, "attempt": 1}]
+    url = f"{V1}/workers/{claimed.own.worker_id}"
+    verdicts = (await olga.patch(url, json={"tasks": named, "tokens": True})).json()["tasks"]
+    assert ["token" in verdict for verdict in verdicts] == [True, False]
+    fresh = {"Authorization": f"Bearer {verdicts[0]['token']}"}
+    assert (await token.get(f"{V1}/me", headers=fresh)).json()["rooms"] == ["lab"]
+    forged = verdicts[0]["token"][:-2] + ("AA" if not verdicts[0]["token"].endswith("AA") else "BB")
+    for text in (forged, "jlt_", f"{forged}x", "jlt_" + "é" * 76):
+        headers = {"Authorization": f"Bearer {text}".encode()}
+        expect_problem(await token.get(f"{V1}/me", headers=headers), 401, "unauthorized")
+    child = (await token.post(f"{V1}/rooms/lab/tasks/{claimed.own.job}", json={"payload": {}})).json()
+    claimed.app.state.joblib.trusted_seconds = 0.1
+    wait = asyncio.create_task(token.get(f"{V1}/tasks/{child['id']}", headers={"Prefer": "wait=60"}))
+    await report(olga, task, "failed", attempt=task["attempt"])
+    async with asyncio.timeout(15):
+        expect_problem(await wait, 401, "unauthorized")
+    monkeypatch.setattr("time.time", lambda: 2e9)
+    detail = expect_problem(await token.get(f"{V1}/me", headers=fresh), 401, "unauthorized")["detail"]
+    assert "expired" in detail
+
+
+async def test_claims_without_tokens_have_none(claimed: Claimed) -> None:
+    """A worker of an earlier release gets no field that it does not know; sockets take no token of a task."""
+    job = await register(claimed.olga, "Plain", room="lab")
+    await submit(claimed.olga, job)
+    task = await claim(claimed.olga, job["worker_id"])
+    assert task is not None
+    assert (task["status"], "token" in task) == (TaskStatus.CLAIMED, False)
