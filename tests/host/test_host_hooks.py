@@ -221,6 +221,7 @@ async def test_two_replicas_call_it_once(async_url: str, host: Host, calls: Call
     assert sorted(task.id for task in calls.tasks) == sorted(task.id for task in made)
 
 
+@pytest.mark.slow
 async def test_functions_that_hang_stop_no_others(async_url: str, calls: Calls) -> None:
     """They occupy no thread of the server, and none starts again beside its own thread, on any replica.
 

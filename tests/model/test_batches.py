@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-import pytest
 from databases import empty
 from hypothesis import strategies as st
 from hypothesis.stateful import rule, run_state_machine_as_test
 from replica import OWNER, SUBMITTER
 
 from model.test_limits import SERVERS, LimitedTasks
-from model.test_queue import profile
+from model.test_queue import profile, runs
 from zndraw_joblib import Batch
 from zndraw_joblib.wire.messages import ClaimBatch, TaskClaimRequest, TaskResponse, TaskSubmitRequest
 from zndraw_joblib.wire.names import GLOBAL, JobName
@@ -111,12 +110,7 @@ class BatchClaims(LimitedTasks):
             return [(await claim).tasks for claim in claims]
 
 
-RUNS = pytest.mark.parametrize(
-    ("examples", "steps"), [(5, 20), pytest.param(60, 40, marks=pytest.mark.slow)], ids=["short", "long"]
-)
-
-
-@RUNS
+@runs((5, 20), (60, 40))
 def test_batches_hold_on_sqlite(sqlite_template: Path, tmp_path: Path, examples: int, steps: int) -> None:
     """On two servers with one file."""
 
@@ -126,7 +120,7 @@ def test_batches_hold_on_sqlite(sqlite_template: Path, tmp_path: Path, examples:
     run_state_machine_as_test(fresh, settings=profile(examples, steps))
 
 
-@RUNS
+@runs((5, 20), (60, 40))
 def test_batches_hold_on_postgresql(postgres_url: str, examples: int, steps: int) -> None:
     """On two servers with one database."""
 

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 from invariants import broken_invariants
 from replica import ADMIN, OWNER, ManualClock
 
-from model.test_queue import profile
+from model.test_queue import profile, runs
 from zndraw_joblib.server.admin import rules_searches
 from zndraw_joblib.server.db.engine import open_database
 from zndraw_joblib.server.process.ports import Identity
@@ -277,20 +277,22 @@ class LimitedTasks(RuleBasedStateMachine):
         self.register("Slots")
 
 
-def test_limits_hold_on_sqlite(sqlite_template: Path, tmp_path: Path) -> None:
+@runs((20, 30), (60, 30))
+def test_limits_hold_on_sqlite(sqlite_template: Path, tmp_path: Path, examples: int, steps: int) -> None:
     """On two servers with one file."""
 
     def fresh() -> LimitedTasks:
         return LimitedTasks(f"sqlite:///{shutil.copy(sqlite_template, tmp_path / 'model.db')}")
 
-    run_state_machine_as_test(fresh, settings=profile(examples=60, steps=30))
+    run_state_machine_as_test(fresh, settings=profile(examples, steps))
 
 
-def test_limits_hold_on_postgresql(postgres_url: str) -> None:
+@runs((6, 30), (30, 30))
+def test_limits_hold_on_postgresql(postgres_url: str, examples: int, steps: int) -> None:
     """On two servers with one database."""
 
     def fresh() -> LimitedTasks:
         empty(postgres_url)
         return LimitedTasks(postgres_url)
 
-    run_state_machine_as_test(fresh, settings=profile(examples=15, steps=30))
+    run_state_machine_as_test(fresh, settings=profile(examples, steps))

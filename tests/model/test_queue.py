@@ -370,6 +370,12 @@ def profile(examples: int, steps: int) -> settings:
     )
 
 
+def runs(short: tuple[int, int], long: tuple[int, int]) -> pytest.MarkDecorator:
+    """Run a test with few examples and steps, and as a slow test with many."""
+    many = pytest.param(*long, marks=pytest.mark.slow)
+    return pytest.mark.parametrize(("examples", "steps"), [short, many], ids=["short", "long"])
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_queue_on_sqlite_matches_the_model(sqlite_template: Path, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from invariants import broken_invariants
 from replica import ADMIN, OWNER, SUBMITTER, ManualClock
 
-from model.test_queue import profile
+from model.test_queue import profile, runs
 from zndraw_joblib.server.admin import rules_searches
 from zndraw_joblib.server.db.engine import open_database
 from zndraw_joblib.server.process.settings import JobLibSettings
@@ -236,20 +236,24 @@ class UniqueTasks(RuleBasedStateMachine):
         self.observe()
 
 
-def test_keys_are_held_as_their_rules_say_on_sqlite(sqlite_template: Path, tmp_path: Path) -> None:
+@runs((15, 30), (40, 30))
+def test_keys_are_held_as_their_rules_say_on_sqlite(
+    sqlite_template: Path, tmp_path: Path, examples: int, steps: int
+) -> None:
     """On two servers with one file."""
 
     def fresh() -> UniqueTasks:
         return UniqueTasks(f"sqlite:///{shutil.copy(sqlite_template, tmp_path / 'model.db')}")
 
-    run_state_machine_as_test(fresh, settings=profile(examples=40, steps=30))
+    run_state_machine_as_test(fresh, settings=profile(examples, steps))
 
 
-def test_keys_are_held_as_their_rules_say_on_postgresql(postgres_url: str) -> None:
+@runs((6, 30), (30, 30))
+def test_keys_are_held_as_their_rules_say_on_postgresql(postgres_url: str, examples: int, steps: int) -> None:
     """On two servers with one database."""
 
     def fresh() -> UniqueTasks:
         empty(postgres_url)
         return UniqueTasks(postgres_url)
 
-    run_state_machine_as_test(fresh, settings=profile(examples=15, steps=30))
+    run_state_machine_as_test(fresh, settings=profile(examples, steps))

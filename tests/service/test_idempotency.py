@@ -9,7 +9,7 @@ from uuid import UUID, uuid4
 
 import httpx
 import pytest
-from databases import every_kind
+from databases import every_kind, killing_on_both
 from replica import OWNER, SUBMITTER, TIMEOUT, InternalExecutor, ManualClock, OpenReplica, Replica, internal
 from rest import V1, register
 from servers import ServerProcess
@@ -264,6 +264,7 @@ Runtime.submit = submit_and_die
 """
 
 
+@killing_on_both
 @pytest.mark.processes
 async def test_a_kill_between_commit_and_answer_adds_one_task(database_url: str, replica: Replica) -> None:
     """The next server on the same database gives the answer that the killed one could not give."""
