@@ -33,7 +33,7 @@ CODE := src tests alembic benchmarks chaos examples sitegen generate
 USABLE := import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-all pythons setup peers check format bench guard chaos coverage docs fuzz generate mutants run vendor clean
+.PHONY: help demo test test-slow test-all pythons setup peers check format bench guard chaos coverage docs fuzz slurm generate mutants run vendor clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -62,6 +62,9 @@ endif
 
 test-slow: $(READY) $(PEERS) ## run the slow tests: kills, restarts, crowds, long model runs
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow $(ARGS)
+
+slurm: $(READY) .slurm/.ready ## run the tests with a real Slurm, of Debian's packages, which are unpacked in .slurm
+	$(BIN)/python -m pytest -m "not benchmark" tests/slurm $(ARGS)
 
 test-all: test test-slow ## run all tests
 
@@ -187,6 +190,9 @@ endef
 $(addsuffix /node_modules/.ready,$(JS) $(TYPES) $(OIDC)): %/node_modules/.ready: %/package.json | $(READY)
 	$(NPM_INSTALL)
 	@touch $@
+
+.slurm/.ready: tests/slurm/unpack.sh
+	bash $< $(@D)
 
 $(BROWSER)/node_modules/.ready: $(BROWSER)/package.json $(BROWSER)/unpack.mjs | $(READY)
 	$(NPM_INSTALL)

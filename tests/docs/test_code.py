@@ -66,6 +66,7 @@ PROGRAMS = {
         "pg_dump",
         "pg_restore",
         "sbatch",
+        "scancel",
         "sqlite3",
     ),
     *("systemctl", "useradd", "uv", "uvicorn", "valkey-server", ".", "pytest", "git"),

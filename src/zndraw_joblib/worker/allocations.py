@@ -2,6 +2,8 @@
 
 import logging
 import os
+import re
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -17,6 +19,11 @@ _LAST_SECONDS = 10.0
 _CHECK_SECONDS = 1.0
 _NO_JOB_SECONDS = 10.0
 _SLURM_END = "SLURM_JOB_END_TIME"
+_SLURM_JOB = "SLURM_JOB_ID"
+_SQUEUE_SECONDS = 60.0
+_YEAR_SECONDS = 365 * 86_400.0
+# [days-][hours:]minutes:seconds
+_TIME_LEFT = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
 
 
 class Allocation(NamedTuple):
@@ -53,21 +60,52 @@ class Allocation(NamedTuple):
 def end_of_allocation(environment: Mapping[str, str] | None = None) -> float:
     """Return when the Slurm allocation of this process ends, in seconds since the epoch.
 
-    Slurm sets `SLURM_JOB_END_TIME` (sbatch(1), "output environment variables"). PBS and LSF document no such
-    variable. Raises ValueError without it.
+    Newer versions of Slurm set `SLURM_JOB_END_TIME` (sbatch(1), "output environment variables"); of others,
+    like 22.05, `squeue` shows how much time is left. PBS and LSF document no such variable. An allocation
+    without a time limit ends in a year, which is also the end that Slurm sets. Raises ValueError elsewhere.
     """
-    value = (os.environ if environment is None else environment).get(_SLURM_END)
-    if value is None:
+    variables = os.environ if environment is None else environment
+    value, job = variables.get(_SLURM_END), variables.get(_SLURM_JOB)
+    if value is None and job is None:
         raise ValueError(
-            f"{_SLURM_END} is not set: this is no Slurm allocation, or its Slurm is too old. Pass how much "
-            "time is left, like 12h"
+            f"{_SLURM_END} is not set, nor is {_SLURM_JOB}: this is no Slurm allocation. Pass how much time "
+            "is left, like 12h"
         )
+    if value is None:
+        return time.time() + _seconds_left(str(job))
     try:
         return float(int(value))
     except ValueError:
         raise ValueError(
             f"{_SLURM_END}={value[:50]!r} is no time in seconds. Pass a duration, like 12h"
         ) from None
+
+
+def _seconds_left(job: str) -> float:
+    """Return how long a running job of Slurm may go on, as `squeue` shows it. Raises ValueError."""
+    # The number of the last job of an array is that of the array too, so that there are several lines.
+    command = ["squeue", "--noheader", f"--jobs={job}", "--states=RUNNING,COMPLETING", "--format=%A %L"]
+    try:
+        done = subprocess.run(  # noqa: S603 - the number of this job
+            command, capture_output=True, text=True, timeout=_SQUEUE_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ValueError(
+            f"{_SLURM_END} is not set, and squeue fails: {error}. Pass a duration, like 12h"
+        ) from None
+    times = dict(line.split() for line in done.stdout.splitlines() if len(line.split()) == 2)
+    text = times.get(job, "")
+    if text == "UNLIMITED":
+        return _YEAR_SECONDS
+    match = _TIME_LEFT.fullmatch(text)
+    if match is None:
+        shown = (done.stderr or done.stdout).strip()[:200]
+        raise ValueError(
+            f"{_SLURM_END} is not set, and squeue shows no time that is left of job {job}: {shown!r}. Pass a "
+            "duration, like 12h"
+        )
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
 
 
 UNLIMITED = Allocation()
