@@ -21,16 +21,21 @@ def test_a_file_makes_a_group_that_is_followed(stack: Stack, tmp_path: Path) -> 
     assert (fields["name"], fields["state"], fields["completed"]) == ("three", "ended", "3")
     again = stack.program.run(*submit, "--idempotency-key", "three-1")
     assert (again.out, group_id in again.err) == (result.out, True)
-    shown = json.loads(stack.program.ok("group", group_id, "--json"))
+    begin = group_id[:24]
+    shown = json.loads(stack.program.ok("group", begin, "--json"))
     assert (shown["total"], shown["sealed"]) == (3, True)
     # The room is that of the group.
-    listed, failed, preview = stack.program.run_all(
+    listed, failed, preview, groups, ended = stack.program.run_all(
         [
-            ["tasks", "--group", group_id, "--json"],
+            ["tasks", "--group", begin, "--json"],
             ["tasks", "failures", "--group", group_id],
             ["tasks", "bulk", "retry", "--group", group_id, "--preview"],
+            ["groups", "--room", "grouped", "--json"],
+            ["submit", "Show", "value=1", "--room", "grouped", "--after", f"group:{begin}"],
         ]
     )
+    assert [group["id"] for group in json.loads(groups.out)] == [group_id]
+    assert (ended.code, ended.err) == (0, "")
     assert [task["id"] for task in json.loads(listed.out)[::-1]] == result.out.split()
     assert (failed.code, len(failed.out.splitlines())) == (0, 1)
     assert "retry: 0 tasks in room grouped" in preview.err

@@ -325,7 +325,11 @@ async def test_ids_are_found_by_their_first_characters(client: httpx.AsyncClient
     for size in (18, 24, 36):
         assert task_id in (await client.get(url, params={"prefix": task_id[:size]})).json()["tasks"]
     found = (await client.get(url, params={"prefix": worker[:8].upper()})).json()
-    assert found == {"tasks": [], "workers": [worker]}
+    assert found == {"tasks": [], "workers": [worker], "groups": []}
+    group = (await client.post(f"{V1}/groups", json={"room": "lab"})).json()["id"]
+    for params, groups in (({}, [group]), ({"room": "lab"}, [group]), ({"room": "attic"}, [])):
+        found = (await client.get(url, params={"prefix": group, **params})).json()
+        assert found["groups"] == groups
     for user, room, tasks, workers in ((ada, "lab", 1, 1), (bob, "lab", 1, 0), (ada, "attic", 0, 1)):
         responses = [await user.get(url, params={"prefix": each, "room": room}) for each in (task_id, worker)]
         counts = (len(responses[0].json()["tasks"]), len(responses[1].json()["workers"]))

@@ -26,6 +26,7 @@ COMMANDS = {
     "workers": ("worker:workers", "List workers, newest first, or show one with its tasks."),
     "task": ("tasks:task", "Show or follow a task, or print its history, log or result."),
     "group": ("groups:group", "Show or follow a group of tasks."),
+    "groups": ("groups:groups", "List groups of tasks, newest first."),
     "explain": ("tasks:explain", "Explain a task's status, most important reason first."),
     "cancel": ("tasks:cancel", "Cancel tasks that have not ended."),
     "retry": ("tasks:retry", "Queue failed or cancelled tasks again."),

@@ -280,6 +280,19 @@ class AdminClient(JobClient):
             return task_id
         raise CommandError(f"There is no task{where} whose id begins with {text!r}. Pass the whole id")
 
+    def find_group(self, text: str) -> UUID:
+        """Return the id of the group that begins with `text`. Raises `CommandError`."""
+        prefix = parse_id(text)
+        group_id = whole_id(prefix)
+        if group_id is not None:
+            return group_id
+        ids, where = self._ids("group", prefix)
+        if group_id := _only(ids, prefix):
+            return group_id
+        raise CommandError(
+            f"There is no group{where} whose id begins with {prefix!r}. 'zndraw-joblib groups' lists them"
+        )
+
     def find_worker(self, text: str) -> UUID:
         """Return the id of the worker that begins with `text`, or of the only worker of this name.
 
@@ -318,7 +331,7 @@ class AdminClient(JobClient):
         """Return the jobs of all rooms with their counts, by full name, up to `limit`."""
         return self.items(ops.LIST_ALL_JOBS, "the list of all jobs", limit, {})[0]
 
-    def _ids(self, what: Literal["task", "worker"], prefix: str) -> tuple[Sequence[UUID], str]:
+    def _ids(self, what: Literal["task", "worker", "group"], prefix: str) -> tuple[Sequence[UUID], str]:
         """Return the ids that begin with `prefix`, and in which room they were looked for."""
         with _new("ids by prefix", "Pass the whole id"):
             try:
@@ -328,7 +341,8 @@ class AdminClient(JobClient):
                 query = {"prefix": prefix, "room": DEFAULT_ROOM}
                 matches = self._rest.send(ops.FIND_IDS, query=query)
                 where = f" in room {DEFAULT_ROOM!r}"
-        return (matches.tasks if what == "task" else matches.workers), where
+        ids: dict[str, Sequence[UUID]] = {"task": matches.tasks, "worker": matches.workers}
+        return ids.get(what, matches.groups), where
 
     def submit_bodies(
         self, bodies: Iterable[bytes], key: str

@@ -1,4 +1,4 @@
-"""The command for a group of tasks, and the group that a file of tasks fills."""
+"""The commands for groups of tasks, and the group that a file of tasks fills."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,8 +8,8 @@ from uuid import UUID
 import typer
 
 from zndraw_joblib.cli.client import AdminClient, open_client
-from zndraw_joblib.cli.display import CommandError, counted, print_fields, print_json, print_note
-from zndraw_joblib.cli.options import AsJson, Url
+from zndraw_joblib.cli.display import CommandError, ItemTable, counted, print_fields, print_json, print_note
+from zndraw_joblib.cli.options import AsJson, Room, Url
 from zndraw_joblib.cli.times import parse_duration
 from zndraw_joblib.client.connection import DEFAULT_URL
 from zndraw_joblib.client.task_id import Bar
@@ -18,7 +18,52 @@ from zndraw_joblib.wire.groups import GroupRequest, GroupResponse, GroupUpdate
 from zndraw_joblib.wire.names import DEFAULT_ROOM
 
 _TIMED_OUT = 124
-GroupId = Annotated[UUID, typer.Argument(metavar="GROUP", help="The group's id.", show_default=False)]
+GroupId = Annotated[
+    str, typer.Argument(metavar="GROUP", help="The group's id, or its beginning.", show_default=False)
+]
+AllRooms = Annotated[bool, typer.Option("--all-rooms", help="Groups of all rooms, for a superuser.")]
+Number = Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, max=10_000, help="How many.")]
+
+
+def _state(group: GroupResponse) -> str:
+    return "ended" if group.ended_at else "sealed" if group.sealed else "open"
+
+
+_GROUPS = ItemTable(
+    {
+        "id": "id",
+        "name": "name",
+        "room": "room",
+        "state": _state,
+        "ended": lambda group: f"{group.counts.completed + group.counts.failed + group.counts.cancelled:,}",
+        "tasks": lambda group: f"{group.total:,}",
+        "failed": lambda group: group.counts.failed or None,
+        "cancelled": lambda group: group.counts.cancelled or None,
+        "created": "created_at",
+    },
+    optional=["name", "failed", "cancelled"],
+)
+
+
+def groups(
+    *,
+    all_rooms: AllRooms = False,
+    room: Room = DEFAULT_ROOM,
+    limit: Number = 20,
+    as_json: AsJson = False,
+    url: Url = DEFAULT_URL,
+) -> None:
+    """List groups of tasks, newest first."""
+    where = "all rooms" if all_rooms else f"room {room}"
+    with open_client(url) as client:
+        query = {} if all_rooms else {"room": room}
+        items, more = client.items(ops.LIST_GROUPS, "groups", limit, query)
+    number = counted(len(items), "group")
+    caption = f"The newest {number} of {where}" if more else f"{number} in {where}"
+    table = _GROUPS if all_rooms else _GROUPS.without("room")
+    table.print(items, caption=caption, as_json=as_json)
+
+
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Show a bar until the group has ended.")]
 Timeout = Annotated[
     float | None,
@@ -44,11 +89,12 @@ def group(
     With --follow, the exit code is 1 if a task has failed or was cancelled, and 124 after --timeout.
     """
     with open_client(url) as client:
-        current = _followed(client, group_id, timeout) if follow else client.get_group(group_id)
+        found = client.find_group(group_id)
+        current = _followed(client, found, timeout) if follow else client.get_group(found)
     print_json(current) if as_json else _print(current)
     lost = current.counts.failed + current.counts.cancelled
     if follow and lost:
-        raise CommandError(f"{counted(lost, 'task')} of group {group_id} failed or were cancelled")
+        raise CommandError(f"{counted(lost, 'task')} of group {found} failed or were cancelled")
 
 
 def _followed(client: AdminClient, group_id: UUID, timeout: float | None) -> GroupResponse:
@@ -62,13 +108,12 @@ def _followed(client: AdminClient, group_id: UUID, timeout: float | None) -> Gro
 
 def _print(group: GroupResponse) -> None:
     progress = None if group.progress is None else f"{int(100 * group.progress)} %"
-    state = "ended" if group.ended_at else "sealed" if group.sealed else "open"
     print_fields(
         {
             "id": group.id,
             "name": group.name,
             "room": group.room,
-            "state": state,
+            "state": _state(group),
             "progress": progress,
             "total": group.total,
             **{name: number for name, number in group.counts if number},

@@ -15,7 +15,7 @@ import typer
 from pydantic import ConfigDict, ValidationError
 
 from zndraw_joblib.cli import following
-from zndraw_joblib.cli.client import AdminClient, open_client
+from zndraw_joblib.cli.client import AdminClient, open_client, parse_id
 from zndraw_joblib.cli.display import CommandError, UsageError, counted, print_json, print_note
 from zndraw_joblib.cli.groups import sealed_group
 from zndraw_joblib.cli.options import AsJson, Url, check_room
@@ -348,11 +348,13 @@ def predecessors(names: list[str] | None, on_failure: OnFailure | None) -> dict[
 
 
 def with_ids(client: AdminClient, options: dict[str, Any]) -> dict[str, Any]:
-    """Return options whose `after` has whole ids. Raises `CommandError` for an unknown task."""
+    """Return options with whole ids of `parent` and `after`. Raises `CommandError` for an unknown one."""
+    if "parent" in options:
+        options = {**options, "parent": client.find_task(parse_id(options["parent"]))}
     if "after" not in options:
         return options
     names: list[str] = options["after"]["tasks"]
-    groups = [name.removeprefix(_GROUP) for name in names if name.startswith(_GROUP)]
+    groups = [client.find_group(name.removeprefix(_GROUP)) for name in names if name.startswith(_GROUP)]
     tasks = [client.find_task(name) for name in names if not name.startswith(_GROUP)]
     after = {**options["after"], "tasks": tasks, "groups": groups}
     return {**options, **parse_options(run_at=None, key=None, after=after)}
@@ -548,10 +550,11 @@ def submit(  # noqa: PLR0913 - each is an option
     print its id, or an empty line and exit code 1 if it was refused. JOB and the options are defaults.
     """
     LogConfig().apply()
-    rules = {"unique": unique, "debounce": debounce, "tags": tag, "parent": parent, "priority": priority}
+    rules = {"unique": unique, "debounce": debounce, "tags": tag, "priority": priority}
     times = {"delay_seconds": delay, "expires_in_seconds": expires_in, "max_attempts": max_attempts}
     options = parse_options(run_at=run_at, key=idempotency_key, webhook=webhook, **times, **rules)
     options |= predecessors(after, on_failure) | requirements(require)
+    options |= {} if parent is None else {"parent": parent}
     if file is not None:
         _check_alone(values=values, payload=payload, wait=wait, timeout=timeout, as_json=as_json)
         _submit_lines(file, job, room, options, idempotency_key or str(uuid4()), url, group)

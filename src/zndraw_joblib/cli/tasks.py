@@ -120,7 +120,7 @@ Root = Annotated[
     str | None, typer.Option("--root", metavar="TASK", help="Only tasks below this one, the first of a tree.")
 ]
 GroupOf = Annotated[
-    UUID | None, typer.Option("--group", metavar="GROUP", help="Only tasks of the group with this id.")
+    str | None, typer.Option("--group", metavar="GROUP", help="Only tasks of the group with this id.")
 ]
 Since = Annotated[
     str | None,
@@ -157,16 +157,21 @@ class Selection:
         return bool(len(self.rooms) != 1 or len(self.statuses) > 1 or self.jobs or self.worker or self.fields)
 
     def located(self, client: AdminClient) -> "Selection":
-        """Return the same with whole ids of parent and root. The default room is theirs, or the group's."""
-        if self.is_default_room and "group" in self.fields:
-            return replace(self, rooms=[client.get_group(self.fields["group"]).room])
-        names = [name for name in ("parent", "root") if name in self.fields]
-        if not names:
+        """Return the same with whole ids of group, parent and root. The default room is theirs."""
+        ids: dict[str, Any] = {
+            name: client.find_task(parse_id(self.fields[name]))
+            for name in ("parent", "root")
+            if name in self.fields
+        }
+        if "group" in self.fields:
+            ids["group"] = client.find_group(self.fields["group"])
+        if not ids:
             return self
-        ids: dict[str, Any] = {name: client.find_task(parse_id(self.fields[name])) for name in names}
         located = replace(self, fields={**self.fields, **ids})
         if not self.is_default_room:
             return located
+        if "group" in ids:
+            return replace(located, rooms=[client.get_group(ids["group"]).room])
         with suppress(TaskNotFound):  # the tasks below one that was deleted are still there
             located = replace(located, rooms=[client.get_task(next(iter(ids.values()))).room_id])
         return located

@@ -379,10 +379,11 @@ class BulkResult(ResponseBody):
 
 
 class PrefixMatches(ResponseBody):
-    """The ids of tasks or workers that begin with a prefix: at most ten."""
+    """The ids of tasks, workers and groups that begin with a prefix: at most ten of each."""
 
     tasks: list[UUID] = Field(default_factory=list)
     workers: list[UUID] = Field(default_factory=list)
+    groups: list[UUID] = Field(default_factory=list)
 
 
 # What operators see: the caller's permissions, jobs, rooms, workers, servers, settings, the audit trail.

@@ -131,11 +131,12 @@ def parse_prefix(prefix: str) -> tuple[UUID, UUID]:
 async def find_ids(
     tx: Transaction, caller: Identity, span: tuple[UUID, UUID], rooms: Sequence[str]
 ) -> PrefixMatches:
-    """Return tasks and workers with ids in a range: tasks of these rooms or of all, a user's own workers."""
+    """Return what has ids in a range: tasks and groups of these rooms or of all, a user's own workers."""
     owners = [] if caller.is_superuser else [caller.id]
     return PrefixMatches(
         tasks=await sql_figures.tasks_with(tx, *span, rooms, _MAX_MATCHES),
         workers=await sql_figures.workers_with(tx, *span, owners, _MAX_MATCHES),
+        groups=await sql_figures.groups_with(tx, *span, rooms, _MAX_MATCHES),
     )
 
 

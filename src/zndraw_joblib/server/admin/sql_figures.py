@@ -364,7 +364,7 @@ async def claiming(tx: Transaction, job_ids: Sequence[UUID]) -> dict[UUID, int]:
     return workers_of_jobs
 
 
-# Find tasks and workers by the first characters of their ids.
+# Find tasks, workers and groups by the first characters of their ids.
 
 # Ids of tasks begin with the time, so up to this many may share a short prefix.
 _CANDIDATES = 20_000
@@ -392,6 +392,7 @@ ORDER BY id DESC LIMIT :limit
 
 _TASKS_WITHIN = _within("joblib_task", "room_id")
 _WORKERS_WITHIN = _within("joblib_worker", "owner_id")
+_GROUPS_WITHIN = _within("joblib_group", "room_id")
 
 
 async def tasks_with(
@@ -406,6 +407,13 @@ async def workers_with(
 ) -> list[UUID]:
     """Return up to `limit` workers with ids in a range, the last first, of these owners or of all."""
     return await _find(tx, _WORKERS_WITHIN, (first, last), owners, limit)
+
+
+async def groups_with(
+    tx: Transaction, first: UUID, last: UUID, rooms: Sequence[str], limit: int
+) -> list[UUID]:
+    """Return up to `limit` groups with ids in a range, the last first, of these rooms or of all."""
+    return await _find(tx, _GROUPS_WITHIN, (first, last), rooms, limit)
 
 
 async def _find(

@@ -337,7 +337,7 @@ async def find_ids(
     *,
     prefix: Annotated[str, Query(description="The first 4 to 36 characters of an id.")] = "",
 ) -> Response:
-    """Find tasks and workers by the first characters of their ids, at most ten of each.
+    """Find tasks, workers and groups by the first characters of their ids, at most ten of each.
 
     Callers that are no superusers name rooms that they may read; they find their own workers only.
     """

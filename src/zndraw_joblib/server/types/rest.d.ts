@@ -1761,7 +1761,7 @@ export interface paths {
         };
         /**
          * Find ids
-         * @description Find tasks and workers by the first characters of their ids, at most ten of each.
+         * @description Find tasks, workers and groups by the first characters of their ids, at most ten of each.
          *
          *     Callers that are no superusers name rooms that they may read; they find their own workers only.
          */
@@ -3553,13 +3553,15 @@ export interface components {
         };
         /**
          * PrefixMatches
-         * @description The ids of tasks or workers that begin with a prefix: at most ten.
+         * @description The ids of tasks, workers and groups that begin with a prefix: at most ten of each.
          */
         PrefixMatches: {
             /** Tasks */
             tasks: string[];
             /** Workers */
             workers: string[];
+            /** Groups */
+            groups: string[];
         };
         /**
          * Problem
