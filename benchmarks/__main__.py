@@ -16,6 +16,7 @@ from benchmarks import (
     fanout,
     groups,
     inference,
+    labels,
     limits,
     long_ends,
     many_clients,
@@ -63,6 +64,7 @@ SECTIONS: dict[str, Callable[[Bench], None]] = {
     "groups": groups.run,
     "chains": chains.run,
     "long-ends": long_ends.run,
+    "labels": labels.run,
     "webhooks": webhooks.run,
     "replicas": replicas.run,
     "streams": event_streams.run,
@@ -75,7 +77,7 @@ SHARING = (
     ("many-clients", "fanout", "jobs", "backlog"),
 )
 # Sections that run only if they are named, because they take longer.
-ON_REQUEST = {"streams", "control", "limits", "webhooks", "chains", "long-ends"}
+ON_REQUEST = {"streams", "control", "limits", "webhooks", "chains", "long-ends", "labels"}
 # Runs that compare queues, each of which has databases of its own.
 _COMPARISONS = ("peers", "together")
 
@@ -83,7 +85,7 @@ _COMPARISONS = ("peers", "together")
 _NAMES = " ".join((*SECTIONS, *_COMPARISONS, *DATABASES))
 _HELP = (
     f"sections and databases: {_NAMES}. By default all but streams, limits, webhooks, chains, "
-    "long-ends, control (a million tasks), peers and together, on both databases"
+    "long-ends, labels, control (a million tasks), peers and together, on both databases"
 )
 
 

@@ -18,11 +18,12 @@ from sqlalchemy import func, select, text, update
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from zndraw_joblib.server.db.tables import Job, ProviderRequestRecord, Task, Worker, WorkerJobLink
-from zndraw_joblib.server.queue import rules_providers, sql_providers
+from zndraw_joblib.server.queue import rules_providers, rules_queues, rules_workers, sql_providers
 from zndraw_joblib.wire.events import TaskStatusEvent
-from zndraw_joblib.wire.messages import JobResponse, TaskResponse
+from zndraw_joblib.wire.messages import JobResponse, TaskResponse, WorkerInfo
 from zndraw_joblib.wire.problems import InvalidTaskTransition, JobNotFound, SchemaConflict, WorkerNotFound
 from zndraw_joblib.wire.providers import ProviderRegisterRequest
+from zndraw_joblib.wire.requirements import matches
 from zndraw_joblib.wire.statuses import TERMINAL, TaskStatus
 
 jobs, tasks, workers, links = Job.__table__, Task.__table__, Worker.__table__, WorkerJobLink.__table__
@@ -442,3 +443,34 @@ async def test_removing_a_provider_waits_for_an_open_request(replica: Replica) -
         await write(insert_request)
         await leaving[0]
     assert await replica.rows(ProviderRequestRecord.__table__) == []
+
+
+async def test_workers_come_and_go_while_queues_appear(pair: Pair) -> None:
+    """Each worker that stays is linked to the queues that it can serve, and to no others; none has a task."""
+    first, second = pair
+    matching, other = WorkerInfo(labels={"node": 1}), WorkerInfo(labels={"node": 2})
+    job = await first.register(about=matching)
+    leaving = [(await first.register(about=about)).worker_id for about in (matching, other) * 3]
+    changing = (await first.register(about=other)).worker_id
+    for number in range(3):
+        labels = WorkerInfo(labels={"node": 1 + number % 2})
+        results = await at_once(
+            second.submit(job, requires={"node": 1, "round": {"!=": number}}),
+            first.register(about=matching),
+            first.leave(leaving.pop()),
+            second.submit(job, requires={"node": 2, "round": {"!=": number}}),
+            second.register(about=other),
+            second.leave(leaving.pop()),
+            first.runtime.write(rules_workers.describe, changing, labels),
+        )
+        assert [result for result in results if isinstance(result, BaseException)] == []
+        wanted = {
+            (one.id, queue.id)
+            for queue in await first.rows(jobs)
+            for one in await first.rows(workers)
+            if matches(one.labels, rules_queues.requires_of(queue.requires))
+        }
+        assert {(link.worker_id, link.job_id) for link in await first.rows(links)} == wanted
+    for _ in range(3):
+        assert (await second.claim_task(job.worker_id)).requires is not None
+    assert await second.claim(job.worker_id) is None

@@ -68,7 +68,8 @@ async def required(tx: Transaction, tasks: Iterable[TaskRow]) -> dict[UUID, Mapp
     rows = [task for task in tasks if task.job_version >= QUEUES]
     if not rows:
         return {}
-    stored = await sql_queues.by_numbers(tx, [task.job_name for task in rows])
+    names, numbers = [task.job_name for task in rows], [task.job_version for task in rows]
+    stored = await sql_queues.by_numbers(tx, names, numbers)
     return {task.id: requires_of(stored.get((task.job_name, task.job_version))) for task in rows}
 
 

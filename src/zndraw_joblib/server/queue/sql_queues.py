@@ -107,7 +107,7 @@ _LOCK_ALL = statement(
 _OF_NAMES = statement(
     """
 SELECT full_name, job_version, requires FROM joblib_job
-WHERE full_name = ANY (:all_full_name) AND requires IS NOT NULL
+WHERE full_name = ANY (:all_full_name) AND job_version = ANY (:all_job_version) AND requires IS NOT NULL
 """,
     *("full_name", "job_version", "requires"),
 )
@@ -269,9 +269,12 @@ async def required(tx: Transaction, job_ids: Iterable[UUID]) -> dict[UUID, str]:
     return {queue_id: requires for queue_id, requires in rows}
 
 
-async def by_numbers(tx: Transaction, names: Iterable[str]) -> dict[tuple[str, int], str]:
-    """Return the requirements of the queues of these jobs, as JSON, by name and number."""
-    rows = await tx.execute(_OF_NAMES, {"all_full_name": padded(sorted(set(names)))})
+async def by_numbers(
+    tx: Transaction, names: Iterable[str], numbers: Iterable[int]
+) -> dict[tuple[str, int], str]:
+    """Return the requirements of the queues of these jobs with these numbers, as JSON, by name and number."""
+    params = {"all_full_name": padded(sorted(set(names))), "all_job_version": padded(sorted(set(numbers)))}
+    rows = await tx.execute(_OF_NAMES, params)
     return {(name, number): requires for name, number, requires in rows}
 
 
