@@ -8,6 +8,7 @@ BROWSER := tests/browser
 TYPES := tests/typescript
 OIDC := tests/oidc
 CLIENTS := .venv-clients
+ENGINES := .venv-engines
 PEERS := $(OLD)/.ready $(CLIENTS)/.ready $(foreach each,$(JS) $(BROWSER) $(TYPES) $(OIDC),$(each)/node_modules/.ready)
 # What runs with the oldest and newest versions of the libraries, and the fast part, which other Pythons run.
 FAST := $(addprefix tests/,host/test_host_submit.py http/test_host_dependencies.py http/test_http_tasks.py \
@@ -33,7 +34,7 @@ CODE := src tests alembic benchmarks chaos examples sitegen generate
 USABLE := import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-all pythons setup peers check format bench guard chaos coverage docs fuzz slurm generate mutants run vendor clean
+.PHONY: help demo test test-slow test-all pythons setup peers check format bench guard chaos coverage docs engines fuzz slurm generate mutants run vendor clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -101,6 +102,9 @@ check: $(READY) ## check format, lint, types and layers; change nothing
 coverage: $(READY) ## measure which lines and branches the tests of ARGS=fast run
 	$(BIN)/python -m pytest --cov --cov-report= $(ON_EDIT) $(ARGS)
 	$(BIN)/python -m coverage report --skip-covered --show-missing
+
+engines: $(ENGINES)/.ready ## run tasks on real clusters of Dask, with kills; they are large, in an environment of their own
+	$(ENGINES)/bin/python -m pytest -W default -m "" tests/engines $(ARGS)
 
 mutants: $(READY) ## change the rules one place at a time, and list what no test notices; ARGS=batcher, or ARGS='claims "*7"'
 	$(BIN)/python -m pip install -q -c requirements/dev.txt -r requirements/mutants.txt
@@ -171,6 +175,11 @@ $(READY): pyproject.toml requirements/dev.txt
 $(addprefix .venv-,$(addsuffix /.ready,$(PYTHONS))): pyproject.toml requirements/dev.txt requirements/tests.in
 	"$(INTERPRETER)" -m venv --clear $(@D)
 	$(@D)/bin/python -m pip install -q -c requirements/dev.txt $(TESTED)
+	@touch $@
+
+$(ENGINES)/.ready: pyproject.toml requirements/dev.txt requirements/tests.in | $(READY)
+	$(BIN)/python -m venv --clear $(@D)
+	$(@D)/bin/python -m pip install -q -c requirements/dev.txt $(TESTED) -e ".[dask]"
 	@touch $@
 
 # Version 0.1.7 of this package has the same import name, and the generator of clients needs an older Typer:

@@ -39,6 +39,7 @@ from zndraw_joblib.wire.operators import WorkerSummary
 from zndraw_joblib.wire.policy import RetryOn, WithoutWorkers
 from zndraw_joblib.wire.requirements import parsed_label, shown_labels
 from zndraw_joblib.worker.allocations import Allocation, end_of_allocation
+from zndraw_joblib.worker.engines import ENGINES, engine_function
 from zndraw_joblib.worker.folders import Folder, share_folder
 from zndraw_joblib.worker.launchers import NAME_VARIABLE
 from zndraw_joblib.worker.manager import DEFAULT_PREFETCH, EXECUTORS, JobManager, check_cancel_grace
@@ -84,8 +85,9 @@ ExecutorOption = Annotated[
     str,
     typer.Option(
         "--executor",
-        metavar="thread|process|MODULE:FUNCTION",
-        help="Run tasks in threads, in processes of their own, or on the executor that the function makes.",
+        metavar="|".join(("thread", "process", *ENGINES, "MODULE:FUNCTION")),
+        help="Run tasks in threads, in processes of their own, on a cluster of an installed engine, or "
+        "on the executor that the function makes.",
     ),
 ]
 CancelGrace = Annotated[
@@ -407,8 +409,14 @@ def _executor(name: str, options: RunOptions) -> str | None:
     """Set where tasks run; return the name of the function that makes an executor. Raises `UsageError`."""
     if ":" in name:
         return name
+    if name in ENGINES:
+        try:
+            return engine_function(name)
+        except LookupError as error:
+            raise UsageError(f"--executor: {error}") from error
     if name not in EXECUTORS:
-        raise UsageError(f"--executor {name!r} is none. Use thread, process or MODULE:FUNCTION")
+        names = ", ".join((*EXECUTORS, *ENGINES))
+        raise UsageError(f"--executor {name!r} is none. Use {names} or MODULE:FUNCTION")
     options["executor"] = name
     return None
 

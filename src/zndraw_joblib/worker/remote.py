@@ -105,6 +105,8 @@ class RemoteExecutor:
         self._source = source
         self._execute = execute
         self._lock = threading.Lock()
+        # Held while one is made. Not `_lock`: engines call `_note_end` in threads that may be needed for it.
+        self._making = threading.Lock()
         self._executor: futures.Executor | None = None
         self._backoff = ExponentialBackoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS, jitter=0.0)
         self._not_before = 0.0
@@ -113,7 +115,7 @@ class RemoteExecutor:
 
     def open(self) -> None:
         """Make the executor, unless there is one. Raises `ExecutorUnavailable`."""
-        with self._lock:
+        with self._making:
             if self._executor is None:
                 try:
                     self._executor = self._make()
@@ -164,7 +166,7 @@ class RemoteExecutor:
 
     def close(self) -> None:
         """Shut down an executor that this object has made, and wait at most 10 s for it."""
-        with self._lock:
+        with self._making, self._lock:
             executor, self._executor = self._executor, None
         if executor is not None and executor is not self._source:
             _shut_down(executor).join(_CLOSE_SECONDS)
@@ -177,21 +179,24 @@ class RemoteExecutor:
         return pickle.dumps((_folders(tasks), work))
 
     def _current(self, stop: threading.Event) -> futures.Executor:
-        with self._lock:
-            if self._executor is not None:
-                return self._executor
+        with self._making:
+            executor = self._executor
+            if executor is not None:
+                return executor
             if self._is_lost:
                 raise ExecutorUnavailable("The executor is lost, and the worker cannot make another one")
             if stop.wait(max(0.0, self._not_before - time.monotonic())):
                 raise ExecutorUnavailable("The worker leaves, and its executor is lost")
             try:
-                self._executor = self._make()
+                executor = self._make()
             except Exception as error:
-                pause = self._pause()
+                with self._lock:
+                    pause = self._pause()
                 log.warning("Making an executor failed; next attempt in %g s: %s", pause, describe(error))
                 raise ExecutorUnavailable(f"No executor can be made: {describe(error)}") from error
             log.info("A new executor runs the tasks")
-            return self._executor
+            self._executor = executor
+            return executor
 
     def _make(self) -> futures.Executor:
         if isinstance(self._source, futures.Executor):

@@ -1,0 +1,190 @@
+"""Executors of other engines, for `worker --executor dask` and the like.
+
+Each function connects to the cluster that the engine's own variables name, or starts one on this machine. The
+engines are optional: a function imports its own when it is called.
+"""
+
+import asyncio
+import logging
+import threading
+from abc import abstractmethod
+from collections.abc import Callable
+from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future
+from importlib.util import find_spec
+from typing import Any
+
+from zndraw_joblib.client.retry import describe
+
+log = logging.getLogger(__name__)
+
+# The function of an engine, and the module that it imports.
+ENGINES = {"dask": "distributed"}
+
+
+def engine_function(name: str) -> str:
+    """Return the function of an engine as MODULE:FUNCTION. Raises LookupError if it is not installed."""
+    if find_spec(ENGINES[name]) is None:
+        raise LookupError(
+            f"{name} is not installed here. Install it with pip install 'zndraw-joblib[{name}]'"
+        )
+    return f"{__name__}:{name}"
+
+
+class EngineExecutor(Executor):
+    """Has a future for each call of an engine. Thread-safe.
+
+    It ends the futures of calls that have not ended when it is shut down, and cancels the call of a future
+    that is cancelled.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: set[Future[Any]] | None = set()
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
+        """Submit a call. Raises RuntimeError once this object is shut down, or the engine is lost."""
+        future: Future[Any] = Future()
+        with self._lock:
+            if self._open is None:
+                raise RuntimeError("The executor is shut down")
+            self._open.add(future)
+        try:
+            cancel = self._send(future, fn, *args, **kwargs)
+        except BaseException:
+            self._take(future)
+            raise
+
+        def cancel_call(ended: "Future[Any]") -> None:
+            if ended.cancelled() and self._take(ended):
+                ended.set_running_or_notify_cancel()
+                cancel()
+
+        future.add_done_callback(cancel_call)
+        return future
+
+    @abstractmethod
+    def _send(
+        self, future: "Future[Any]", fn: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> Callable[[], object]:
+        """Send a call to the engine, which ends `future` by `_end`. Return what cancels the call."""
+
+    @abstractmethod
+    def _close(self) -> None:
+        """Leave the engine, and end what was started on this machine."""
+
+    def _take(self, future: "Future[Any]") -> bool:
+        """Return whether a future had not ended, and forget it."""
+        with self._lock:
+            if self._open is None or future not in self._open:
+                return False
+            self._open.remove(future)
+            return True
+
+    def _end(self, future: "Future[Any]", result: Any = None, error: BaseException | None = None) -> None:
+        """End a future, unless it has ended or was cancelled."""
+        if self._take(future):
+            _settle(future, result, error)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Leave the engine at once; calls that have not ended are lost."""
+        with self._lock:
+            futures, self._open = self._open, None
+        if futures is None:
+            return
+        for future in futures:
+            _settle(future, None, BrokenExecutor("the executor was shut down before the call ended"))
+        self._close()
+
+
+def _settle(future: "Future[Any]", result: Any, error: BaseException | None) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    if error is None:
+        future.set_result(result)
+    else:
+        future.set_exception(error)
+
+
+_DASK_CONFIG = {
+    # The policy of a job decides whether a call whose process ended runs again,
+    "distributed.scheduler.allowed-failures": 0,
+    # and no call waits in the process of another one, with which it would be lost.
+    "distributed.scheduler.worker-saturation": 1.0,
+    # After this time the cluster removes a process that was killed and has not started again, or was killed
+    # again. The calls would wait for ever once all are removed.
+    "distributed.deploy.lost-worker-timeout": "365 days",
+}
+
+
+def dask() -> Executor:
+    """Return an executor on the scheduler of `DASK_SCHEDULER_ADDRESS`, or on a `LocalCluster`."""
+    import dask as engine  # noqa: PLC0415 - it is optional
+    from distributed import Client, LocalCluster  # noqa: PLC0415 - it is optional
+
+    if engine.config.get("scheduler-address", None):
+        return DaskExecutor(Client(set_as_default=False))
+    engine.config.set(_DASK_CONFIG)
+    # A call captures what it prints in its whole process, so each process runs one at a time.
+    cluster = LocalCluster(threads_per_worker=1, dashboard_address=None)
+    return DaskExecutor(Client(cluster, set_as_default=False), cluster)
+
+
+class DaskExecutor(EngineExecutor):
+    """Calls functions on a Dask cluster; `options` are those of `Client.submit`, such as `resources`.
+
+    Client.get_executor() is not used: a future of it never ends if its result is lost with the worker process
+    that has it, and the second run of the call fails. The client, and the cluster if it is given, are closed
+    with this object.
+    """
+
+    def __init__(self, client: Any, cluster: Any = None, **options: Any) -> None:
+        super().__init__()
+        self._client, self._cluster = client, cluster
+        self._options = {"pure": False, **options}
+        self._warn_of_repeats()
+
+    def _warn_of_repeats(self) -> None:
+        failures = self._client.run_on_scheduler(_allowed_failures)
+        if failures:
+            log.warning(
+                "Dask repeats a call up to %s times whose process ends, whatever the policy of its job says: "
+                "set distributed.scheduler.allowed-failures=0 where the scheduler runs",
+                failures,
+            )
+
+    def _send(
+        self, future: "Future[Any]", fn: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> Callable[[], object]:
+        client = self._client
+        if client.status != "running":
+            raise RuntimeError(f"the client of Dask is {client.status}")
+        loop = client.loop.asyncio_loop
+        call = client.submit(fn, *args, **kwargs, **self._options)
+
+        async def follow() -> None:
+            try:
+                self._end(future, await client.gather(call, asynchronous=True))
+            except (CancelledError, asyncio.CancelledError) as error:
+                self._end(future, error=BrokenExecutor(f"Dask has forgotten the call: {describe(error)}"))
+            except BaseException as error:
+                self._end(future, error=error)
+            finally:
+                # Dask repeats a call whose result is lost with the process that holds it.
+                call.release()
+
+        async def cancel() -> None:
+            await client.cancel([call], asynchronous=True)
+
+        asyncio.run_coroutine_threadsafe(follow(), loop)
+        return lambda: asyncio.run_coroutine_threadsafe(cancel(), loop)
+
+    def _close(self) -> None:
+        self._client.close()
+        if self._cluster is not None:
+            self._cluster.close()
+
+
+def _allowed_failures(dask_scheduler: Any) -> int:
+    """Return how often the scheduler repeats a call whose process ended; Dask passes it by this name."""
+    failures: int = dask_scheduler.allowed_failures
+    return failures
