@@ -150,6 +150,7 @@ _MODULES = {
     "client.job_client": ("ProviderResult", "ReadResult"),
     "worker.folders": ("FileContent", "Folder", "FolderListing", "share_folder"),
     "worker.manager": ("ClaimedTask", "JobManager"),
+    "cli.server.script": ("serve",),
     "server.realtime.publisher": ("emit",),
     "testing.result_backends": ("check_result_backend",),
     "server.internal.executor": ("GuardedExecutor",),
@@ -211,7 +212,7 @@ def __getattr__(name: str) -> Any:
         if name in _WITH_OLD_COLUMNS:
             import_module(f"{__name__}.compat_0_1.rows")
     except ModuleNotFoundError as error:
-        if not _MODULE_OF[name].startswith("server"):
+        if not _MODULE_OF[name].startswith(("server", "cli.server")):
             raise
         from zndraw_joblib.jobs.failures import missing_extra  # noqa: PLC0415 - only for an error
 

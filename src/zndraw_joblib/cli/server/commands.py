@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from zndraw_joblib.cli import show_help_without_command
-from zndraw_joblib.cli.display import CommandError
+from zndraw_joblib.cli.display import CommandError, UsageError
 from zndraw_joblib.cli.options import AsJson, DatabaseUrl, Format, Log, Url
 from zndraw_joblib.cli.times import parse_duration
 from zndraw_joblib.client.connection import DEFAULT_URL
@@ -96,6 +96,21 @@ Workers = Annotated[
         help="The number of server processes on this port. More than 1 need PostgreSQL. Default: 1.",
     ),
 ]
+Target = Annotated[
+    str | None,
+    typer.Argument(metavar="[MODULE_OR_FILE]", help="With --dev: the module or .py file of a worker's jobs."),
+]
+Dev = Annotated[
+    bool,
+    typer.Option(
+        "--dev",
+        help="While you write jobs: run a worker too, start it anew when the jobs change, and print a token. "
+        "Not for production.",
+    ),
+]
+AllowRemote = Annotated[
+    bool, typer.Option("--allow-remote", help="With --dev: permit a --host that other machines can reach.")
+]
 AccessLog = Annotated[bool, typer.Option("--access-log", help="Log every request.")]
 Concurrency = Annotated[
     int | None,
@@ -115,7 +130,10 @@ def needs_server() -> Iterator[None]:
 
 
 def serve(  # noqa: PLR0913 - each is an option
+    target: Target = None,
     *,
+    dev: Dev = False,
+    allow_remote: AllowRemote = False,
     host: Host = "127.0.0.1",
     port: Port = 8000,
     database_url: DatabaseUrl = None,
@@ -136,7 +154,39 @@ def serve(  # noqa: PLR0913 - each is an option
         from zndraw_joblib.cli.server import serve  # noqa: PLC0415 - a worker's install has no server
     log = LogConfig(log_level, log_format, access_log=access_log)
     log.apply()
-    serve.run(host, port, database_url, workers, log)
+    if dev:
+        _serve_dev(target, host, port, database_url, workers, log, allows_remote=allow_remote)
+    elif target is not None or allow_remote:
+        what = "--allow-remote" if target is None else f"{target!r}: serving jobs"
+        raise UsageError(f"{what} needs --dev. Without it, run 'zndraw-joblib worker' beside the server")
+    else:
+        serve.run(host, port, database_url, workers, log)
+
+
+def _serve_dev(  # noqa: PLR0913 - as above
+    target: str | None,
+    host: str,
+    port: int,
+    database_url: str | None,
+    workers: int | None,
+    log: LogConfig,
+    *,
+    allows_remote: bool,
+) -> None:
+    from zndraw_joblib.cli.server import dev  # noqa: PLC0415 - as above
+
+    if workers is not None:
+        raise UsageError("--workers is not for --dev, which runs one server process")
+    dev.run(
+        dev.DevOptions(
+            target=target,
+            host=host,
+            port=port,
+            database_url=database_url,
+            allows_remote=allows_remote,
+            log=log,
+        )
+    )
 
 
 def internal_worker(

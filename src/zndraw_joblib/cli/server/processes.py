@@ -122,7 +122,16 @@ def serve_several(
     is replaced. Raises `CommandError` if a child cannot start.
     """
     gc.enable()
-    supervisor = Supervisor(
+    failed = asyncio.run(supervisor_of(settings, listener, log, on_ready=on_ready).run())
+    if failed is not None:
+        raise CommandError(str(failed))
+
+
+def supervisor_of(
+    settings: ServerSettings, listener: socket.socket, log: LogConfig, **options: Any
+) -> Supervisor:
+    """Return the parent of `settings.workers` processes that serve; `options` are those of `Supervisor`."""
+    return Supervisor(
         _COMMAND,
         ChildConfig.of(settings, listener, log).model_dump_json(),
         settings.workers,
@@ -131,13 +140,10 @@ def serve_several(
         start_seconds=_START_SECONDS,
         stop_seconds=STOP_SECONDS,
         settled_seconds=_SETTLED_SECONDS,
-        on_ready=on_ready,
         # Children close their copies too, so that the port refuses new connections at once.
         on_stop=listener.close,
+        **options,
     )
-    failed = asyncio.run(supervisor.run())
-    if failed is not None:
-        raise CommandError(str(failed))
 
 
 def _after(ended: ChildExit) -> Next:

@@ -72,7 +72,7 @@ async def prepare(database: Database, url: str) -> BootstrapToken:
     await schema.prepare(database)
     token = new_token()
     if await sql_operators.add_first_token(database, NAME, digest(token)):
-        return _save(url, token)._replace(created=token)
+        return save(url, token)._replace(created=token)
     try:
         saved = connection.load_tokens()
     except UnreadableCredentials as error:
@@ -83,7 +83,7 @@ async def prepare(database: Database, url: str) -> BootstrapToken:
     return (
         BootstrapToken(saved_in=connection.credentials_path())
         if saved.get(url) == current
-        else _save(url, current)
+        else save(url, current)
     )
 
 
@@ -96,7 +96,8 @@ async def _first_superuser(tx: Transaction, candidates: Iterable[str]) -> str | 
     return None
 
 
-def _save(url: str, token: str) -> BootstrapToken:
+def save(url: str, token: str) -> BootstrapToken:
+    """Save the token of this server's URL for the commands of this user."""
     try:
         connection.save_token(url, token)
     except (OSError, UnreadableCredentials) as error:
