@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 from waiting import wait_until
-from zndraw_joblib.worker.loading import load_extensions
 
 from cli.program import TIMEOUT, Program, RunningServer
 from zndraw_joblib.client.queue import Queue
 from zndraw_joblib.client.rest import TaskRest
+from zndraw_joblib.jobs.loading import load_extensions
 from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.operators import Demand
 
@@ -129,8 +129,11 @@ def test_workers_start_under_load_and_leave_when_they_are_idle(cluster: Cluster)
     assert len(set(names)) == 2
     for pid in pids:
         assert b"--idle-exit" in (arguments := Path(f"/proc/{pid}/cmdline").read_bytes())
-        assert str(cluster.server.token).encode() not in arguments
-    assert str(cluster.server.token) not in scaler.text
+        token = re.search(rb"ZNDRAW_JOBLIB_TOKEN=([^\0]+)", Path(f"/proc/{pid}/environ").read_bytes())
+        assert token is not None
+        assert token[1] != str(cluster.server.token).encode()
+        assert token[1] not in arguments
+        assert token[1].decode() not in scaler.text
     cluster.open("first")
     assert [task.result(timeout=TIMEOUT) for task in tasks] == [1] * 5
     wait_until(lambda: not cluster.workers())

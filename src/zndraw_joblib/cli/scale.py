@@ -1,6 +1,7 @@
 """The commands for the demand: one shows it, and scale starts workers for it."""
 
 import asyncio
+import logging
 import signal
 from collections.abc import Mapping
 from datetime import timedelta
@@ -14,6 +15,7 @@ from zndraw_joblib.cli.display import CommandError, ItemTable, UsageError, count
 from zndraw_joblib.cli.options import AsJson, Format, Log, Url, check_room
 from zndraw_joblib.cli.times import parse_duration
 from zndraw_joblib.client.async_rest import AsyncRest
+from zndraw_joblib.client.calls import validated
 from zndraw_joblib.client.connection import (
     DEFAULT_URL,
     TOKEN_VARIABLE,
@@ -21,17 +23,20 @@ from zndraw_joblib.client.connection import (
     AsyncConnection,
     ServerAccess,
 )
-from zndraw_joblib.client.retry import describe
+from zndraw_joblib.client.retry import describe, is_missing
 from zndraw_joblib.jobs.logs import LogConfig, LogFormat, LogThreshold
 from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.messages import WorkerInfo
 from zndraw_joblib.wire.names import parse_job_name
 from zndraw_joblib.wire.operators import MAX_FILTER_VALUES, Demand
-from zndraw_joblib.wire.problems import JobNotFound, ProblemException
+from zndraw_joblib.wire.problems import Forbidden, JobNotFound, NoTokens, ProblemException, TooManyRequests
 from zndraw_joblib.wire.requirements import parsed_label, shown
+from zndraw_joblib.wire.worker_tokens import MAX_PATTERNS, MAX_TOKEN_SECONDS, WorkerTokenRequest
 from zndraw_joblib.worker.launchers import Launcher, LauncherError, LocalLauncher, worker_command
 from zndraw_joblib.worker.scale_plan import Bounds
 from zndraw_joblib.worker.scaler import Safety, Scaler, Subject
+
+log = logging.getLogger(__name__)
 
 app = typer.Typer(help="Start workers while tasks wait, and let them leave.")
 
@@ -82,6 +87,15 @@ Interval = Annotated[
         "--interval", metavar="DURATION", parser=parse_duration, help="How often to look at the demand."
     ),
 ]
+Lifetime = Annotated[
+    float,
+    typer.Option(
+        "--lifetime",
+        metavar="DURATION",
+        parser=parse_duration,
+        help="How long a worker may live; its token ends then, and its tasks return to their queues.",
+    ),
+]
 Output = Annotated[
     Path | None,
     typer.Option("--output", metavar="DIR", help="The folder for what workers print; default: a new one."),
@@ -103,6 +117,7 @@ class ScaleOptions(NamedTuple):
     labels: dict[str, Any]
     interval: float
     submit_seconds: float
+    lifetime: float
     slots_per_worker: int = 1
     dry_run: bool = False
     drain: bool = False
@@ -115,6 +130,13 @@ class ScaleOptions(NamedTuple):
                 f"--per-allocation {self.per_allocation} is more than --max-workers {self.max_workers}: no "
                 "allocation could be started"
             )
+        for option, seconds, most in (
+            ("--idle", self.idle, MAX_TOKEN_SECONDS),
+            ("--interval", self.interval, 3600.0),
+            ("--lifetime", self.lifetime, MAX_TOKEN_SECONDS),
+        ):
+            if not 0 < seconds <= most:
+                raise UsageError(f"{option}: {seconds:g} s is not above 0 and at most {most:g} s")
         return Bounds(self.max_workers, self.backlog, self.per_allocation)
 
     @property
@@ -154,6 +176,7 @@ def scale_local(  # noqa: PLR0913 - each is an option
     room: Rooms = None,
     label: ScaleLabels = None,
     interval: Interval = 5.0,
+    lifetime: Lifetime = 604_800.0,
     output: Output = None,
     drain: Drain = False,
     url: Url = DEFAULT_URL,
@@ -166,7 +189,10 @@ def scale_local(  # noqa: PLR0913 - each is an option
     """
     LogConfig(log_level, log_format).apply()
     passed_on = [*(arguments or ()), *(word for text in label or () for word in ("--label", text))]
-    command = worker_command([target, *passed_on], idle=idle, per_allocation=per_allocation)
+    room_of_jobs = option_of(arguments or [], "--room")
+    command = worker_command(
+        [target, *passed_on], idle=idle, per_allocation=per_allocation, lifetime=lifetime
+    )
     options = ScaleOptions(
         max_workers,
         backlog,
@@ -177,21 +203,74 @@ def scale_local(  # noqa: PLR0913 - each is an option
         labels_of(label),
         interval,
         submit_seconds=0.1,
+        lifetime=lifetime,
         slots_per_worker=concurrency_of(arguments or []),
         dry_run=dry_run,
         drain=drain,
     )
-    run_scaler(url, LocalLauncher(command, target, output), options)
+    run_scaler(url, LocalLauncher(command, target, output, room_of_jobs), options)
 
 
 def concurrency_of(arguments: list[str]) -> int:
     """Return how many slots a worker with these options has; the first one that registers says it again."""
+    value = option_of(arguments, "--concurrency") or ""
+    return max(1, int(value)) if value.isdecimal() else 1
+
+
+def option_of(arguments: list[str], option: str) -> str | None:
+    """Return the value of an option in the arguments that are passed on. Raises `UsageError` for labels."""
     for position, word in enumerate(arguments):
         name, separator, value = word.partition("=")
-        if name == "--concurrency":
-            value = value if separator else next(iter(arguments[position + 1 :]), "")
-            return int(value) if value.isdecimal() and int(value) else 1
-    return 1
+        if name == "--label":
+            raise UsageError("--label: write it before --, so that the demand counts it too")
+        if name == option:
+            return value if separator else next(iter(arguments[position + 1 :]), "")
+    return None
+
+
+class WorkerEnvironment:
+    """Makes the variables of allocations: each gets a token of its own, if the server issues it.
+
+    Otherwise they get the token of this command, and the log says so once.
+    """
+
+    def __init__(
+        self, rest: AsyncRest, access: ServerAccess, launcher: Launcher, options: ScaleOptions
+    ) -> None:
+        self._rest, self._access, self._launcher, self._options = rest, access, launcher, options
+        self._has_warned = False
+
+    async def make(self) -> Mapping[str, str]:
+        """Return the variables of one allocation. Raises `LauncherError` if no token can be issued now."""
+        token = await self._issue()
+        return {URL_VARIABLE: self._access.url, **({TOKEN_VARIABLE: token} if token else {})}
+
+    async def _issue(self) -> str | None:
+        jobs = [parse_job_name(job) for job in self._launcher.jobs]
+        if not jobs:
+            return self._own("the jobs of the workers are unknown")
+        rooms = sorted({job.room_id for job in jobs})
+        patterns = list(map(str, jobs))
+        if len(patterns) > MAX_PATTERNS:
+            patterns = [f"{room}:*" for room in rooms]
+        fields = {"jobs": patterns, "rooms": rooms, "expires_in_seconds": self._options.lifetime}
+        try:
+            body = validated(WorkerTokenRequest, {**fields, "labels": self._options.labels})
+            return (await self._rest.send(ops.CREATE_WORKER_TOKEN, body)).token
+        except (Forbidden, NoTokens) as problem:
+            return self._own(str(problem))
+        except TooManyRequests as problem:
+            raise LauncherError(f"No token can be issued: {problem}") from problem
+        except Exception as error:
+            if is_missing(error):
+                return self._own("the server is an older release")
+            raise
+
+    def _own(self, reason: str) -> str | None:
+        if not self._has_warned:
+            self._has_warned = True
+            log.warning("Workers get the token of this command, because no other is issued: %s", reason)
+        return self._access.token
 
 
 def run_scaler(url: str, launcher: Launcher, options: ScaleOptions) -> None:
@@ -211,13 +290,13 @@ async def _run(
         await launcher.check()
     except LauncherError as error:
         raise CommandError(f"No allocation can be started: {error}") from error
+    if not subject.jobs and not subject.rooms:
+        subject = subject._replace(jobs=tuple(launcher.jobs[:MAX_FILTER_VALUES]))
     connection = AsyncConnection(access.url, access.token, 30.0)
-
-    async def environment() -> Mapping[str, str]:
-        return {URL_VARIABLE: access.url, **({TOKEN_VARIABLE: access.token} if access.token else {})}
-
+    rest = AsyncRest(connection)
+    environment = WorkerEnvironment(rest, access, launcher, options)
     safety = Safety(submit_seconds=options.submit_seconds, poll_seconds=options.interval)
-    scaler = Scaler(AsyncRest(connection), launcher, bounds, subject, environment, options.idle, safety)
+    scaler = Scaler(rest, launcher, bounds, subject, environment.make, options.idle, safety)
     scaler.slots_per_worker = options.slots_per_worker
     try:
         if options.dry_run:

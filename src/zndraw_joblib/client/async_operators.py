@@ -22,6 +22,7 @@ from zndraw_joblib.wire.operators import (
     BulkPreviewRequest,
     BulkRequest,
     BulkResult,
+    Demand,
     LimitEntry,
     PauseEntry,
     PauseRequest,
@@ -29,6 +30,7 @@ from zndraw_joblib.wire.operators import (
     TaskFilter,
 )
 from zndraw_joblib.wire.policy import JobPolicy, LimitValues, Rate, checked_limit_name
+from zndraw_joblib.wire.requirements import labels_text
 from zndraw_joblib.wire.worker_tokens import WorkerTokenRequest, WorkerTokenResponse
 
 
@@ -85,6 +87,22 @@ class AsyncOperator:
             return calls.call(ops.APPLY_BULK_ACTION, body, key=key)
 
         return await self._rest.run(send_once(what, make, None, self._rule))
+
+    async def demand(
+        self, *jobs: Any, rooms: Iterable[str] = (), labels: Mapping[str, Any] | None = None
+    ) -> Demand:
+        """Return how many slots of workers the tasks need: of jobs, of the jobs of rooms, or of all.
+
+        With `labels`, count what a worker with these labels could run, and workers that have them. Raises
+        `JobNotFound` for a job that was never registered.
+        """
+        names = [str(self._submits.job_name(job)) for job in jobs]
+        query: dict[str, Any] = {"job": names, "room": list(map(validate_room_id, rooms))}
+        if labels is not None:
+            query["labels"] = labels_text(labels)
+        return await self._rest.run(
+            read(calls.call(ops.GET_DEMAND, query=query), "Reading the demand", self._rule)
+        )
 
     async def forget_job(self, job: Any) -> None:
         """Forget a job; its tasks stay. Raises `Conflict` while it has a worker or a pending task."""

@@ -161,6 +161,11 @@ def shown_labels(labels: AnyLabels) -> str:
     return ", ".join(f"{key}={value}" for key, value in (labels or {}).items()) or "no labels"
 
 
+def labels_text(labels: AnyLabels) -> str:
+    """Return the labels of a worker as in a query, like ``gpu=a100,memory_gb=80``; empty without any."""
+    return ",".join(f"{key}={value}" for key, value in (labels or {}).items())
+
+
 def loosened(of_job: AnyLabels, of_submit: AnyLabels) -> str | None:
     """Return the first key whose condition in a submit is not as narrow as that of the job; None without one.
 

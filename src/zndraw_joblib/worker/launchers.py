@@ -1,6 +1,7 @@
 """Launchers: they start workers in allocations, which are processes of this machine or jobs of a cluster."""
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -17,12 +18,16 @@ NAME_VARIABLE = "ZNDRAW_JOBLIB_WORKER_NAME"
 _MAX_OUTPUT = 4096
 _CHECK_SECONDS = 120.0
 _LOAD = """
-import sys
-from zndraw_joblib.worker.loading import CannotLoad, load_extensions
+import json, sys
+from zndraw_joblib.jobs.extensions import job_name_of, job_room_of
+from zndraw_joblib.jobs.loading import CannotLoad, load_extensions
+target, room = sys.argv[1:]
 try:
-    load_extensions(sys.argv[1])
+    names = [str(job_name_of(cls, room or job_room_of(cls))) for cls in load_extensions(target)]
 except CannotLoad as error:
     sys.exit(str(error))
+print()
+print(json.dumps(names))
 """
 
 
@@ -51,6 +56,10 @@ class Launcher(Protocol):
     def about(self) -> str:
         """What one allocation runs, for the log: a command without secrets."""
 
+    @property
+    def jobs(self) -> Sequence[str]:
+        """The full names of the jobs of its workers, after `check`; empty if they are unknown."""
+
     async def check(self) -> None:
         """Let the system check an allocation without starting it. Raises `LauncherError` with its reason."""
 
@@ -73,9 +82,30 @@ class Launcher(Protocol):
         """End an allocation without loss: cancel it while it waits; a worker finishes its tasks."""
 
 
-def worker_command(arguments: Sequence[str], *, idle: float, per_allocation: int) -> list[str]:
+def jobs_of(target: str, room: str | None = None) -> list[str]:
+    """Return the full names of the jobs that a worker serves, which registers them in `room` if it is given.
+
+    A process of its own loads them. Raises `LauncherError` if they cannot be loaded.
+    """
+    command = [sys.executable, "-c", _LOAD, target, room or ""]
+    try:
+        done = subprocess.run(  # noqa: S603 - the user's own jobs
+            command, capture_output=True, timeout=_CHECK_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise LauncherError(f"{target!r} cannot be loaded: {error}") from error
+    if done.returncode:
+        raise LauncherError(last_line(done.stderr) or f"exit code {done.returncode}")
+    names: list[str] = json.loads(last_line(done.stdout))
+    return names
+
+
+def worker_command(
+    arguments: Sequence[str], *, idle: float, per_allocation: int, lifetime: float
+) -> list[str]:
     """Return the command of one allocation on this machine; `arguments` are those of `worker`."""
     command = [sys.executable, "-m", "zndraw_joblib", "worker", *arguments, "--idle-exit", f"{idle:g}"]
+    command += ["--walltime", f"{lifetime:g}", "--requeue"]
     return [*command, "--processes", str(per_allocation)] if per_allocation > 1 else command
 
 
@@ -83,11 +113,14 @@ class LocalLauncher:
     """Starts workers as processes of this machine, in sessions of their own: Ctrl-C does not reach them.
 
     `command` runs the workers of one allocation, and `target` is the module or file with their jobs. What
-    they print is in files of `folder`, by default a new one.
+    they print is in files of `folder`, by default a new one. `room` is that in which all jobs are registered.
     """
 
-    def __init__(self, command: Sequence[str], target: str, folder: Path | None = None) -> None:
-        self._command, self._target, self._folder = list(command), target, folder
+    def __init__(
+        self, command: Sequence[str], target: str, folder: Path | None = None, room: str | None = None
+    ) -> None:
+        self._command, self._target, self._folder, self._room = list(command), target, folder, room
+        self._jobs: Sequence[str] = ()
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     @property
@@ -95,20 +128,14 @@ class LocalLauncher:
         """The command."""
         return " ".join(["zndraw-joblib", *self._command[3:]])
 
+    @property
+    def jobs(self) -> Sequence[str]:
+        """The jobs of the target."""
+        return self._jobs
+
     async def check(self) -> None:
         """Load the jobs, as a worker does, in a process of its own."""
-        await asyncio.to_thread(self._check)
-
-    def _check(self) -> None:
-        command = [sys.executable, "-c", _LOAD, self._target]
-        try:
-            done = subprocess.run(  # noqa: S603 - the user's own jobs
-                command, capture_output=True, timeout=_CHECK_SECONDS, check=False
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise LauncherError(f"{self._target!r} cannot be loaded: {error}") from error
-        if done.returncode:
-            raise LauncherError(last_line(done.stderr) or f"exit code {done.returncode}")
+        self._jobs = await asyncio.to_thread(jobs_of, self._target, self._room)
         self._output("x")
 
     async def submit(self, environment: Mapping[str, str]) -> str:
@@ -119,7 +146,7 @@ class LocalLauncher:
         allocation = environment[NAME_VARIABLE]
         try:
             with self._output(allocation).open("wb") as output:
-                self._processes[allocation] = subprocess.Popen(  # noqa: S603 - see `_check`
+                self._processes[allocation] = subprocess.Popen(  # noqa: S603 - see `jobs_of`
                     self._command,
                     env={**os.environ, **environment},
                     stdin=subprocess.DEVNULL,

@@ -21,7 +21,7 @@ from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.messages import MAX_PAGE
 from zndraw_joblib.wire.operators import Demand, WorkerSummary
 from zndraw_joblib.wire.problems import JobNotFound
-from zndraw_joblib.wire.requirements import AnyLabels, shown_labels
+from zndraw_joblib.wire.requirements import AnyLabels, labels_text
 from zndraw_joblib.worker.launchers import NAME_VARIABLE, AllocationState, Launcher, LauncherError
 from zndraw_joblib.worker.scale_plan import Bounds, Plan, Present, plan
 
@@ -61,8 +61,7 @@ class Subject(NamedTuple):
     @property
     def query(self) -> dict[str, object]:
         """The query of the request."""
-        labels = shown_labels(self.labels).replace(", ", ",") if self.labels else ""
-        return {"job": self.jobs, "room": self.rooms, "labels": labels}
+        return {"job": self.jobs, "room": self.rooms, "labels": labels_text(self.labels)}
 
 
 @dataclass
@@ -259,6 +258,11 @@ class Scaler:
                 log.warning("An allocation was refused: %s", error)
                 if self._failed_submissions >= self.safety.submissions:
                     self._pause_for(f"{self._failed_submissions} submissions in succession failed: {error}")
+                return
+            except Exception as error:
+                if not is_transient(error):
+                    raise
+                log.warning("Nothing is submitted, because the server issues no token: %s", describe(error))
                 return
             self._failed_submissions = 0
             self._next_submit = time.monotonic() + self.safety.submit_seconds

@@ -37,7 +37,9 @@ def _read_labels(request: Request) -> AnyLabels:
         labels = dict(parsed_label(part) for part in text.split(",") if part.strip())
         return WorkerInfo(labels=labels).labels or {}
     except ValidationError as error:
-        raise InvalidRequest(f"query.labels: {error.errors()[0]['msg']}") from error
+        # The last one is of the text, which a value may be besides a number.
+        text = error.errors()[-1]["msg"].removeprefix("Value error, ")
+        raise InvalidRequest(f"query.labels: {text}") from error
     except ValueError as error:
         raise InvalidRequest(f"query.labels: {error}") from error
 
