@@ -177,6 +177,15 @@ class TaskContext:
         """Submit a task below this one as `submit` does, from a coroutine."""
         raise no_server(self)
 
+    @property
+    def client(self) -> Any:
+        """A `Queue` with the rights of this task alone, for as long as it runs.
+
+        It submits tasks below this one in its room, and reads this task, its predecessors and what it has
+        submitted, and the jobs and providers of its room. Raises RuntimeError where no worker runs the task.
+        """
+        raise no_server(self)
+
     def log_handler(self) -> "TaskLogHandler":
         """Return the handler of `logging` that writes to the log of the task in which a record is made.
 

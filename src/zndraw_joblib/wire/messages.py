@@ -468,7 +468,7 @@ class TaskClaimRequest(RequestBody):
     A claim that is repeated with the same `claim_id`, because its response was lost, gets the same tasks that
     the worker still holds. With `start`, each task is claimed and started in one step. With `batches`, which
     needs `max`, a claim gets a batch of one of these jobs, or up to `max` tasks of the other jobs. With
-    `tokens`, each task has a `token` for its code, which is valid for 15 minutes; heartbeats renew it.
+    `tokens`, each task has a `token` for its code, which is valid for an hour; heartbeats renew it.
 
     `remaining_seconds` is how much time the worker has from now on, also while the claim waits: it gets no
     task of a job whose `expected_seconds` are more.

@@ -269,6 +269,8 @@ class Registrations:
         worker_id, named, about = self.worker(), self._held.to_name(), self._about
         if next(self._heartbeats) % _HEARTBEATS_PER_INFO:
             about = {name: value for name, value in about.items() if name != "worker"}
+        if self._held.has_old_tokens:
+            about = {**about, "tokens": True}
 
         def send(tasks: Sequence[NamedTask]) -> WorkerResponse:
             request = HeartbeatRequest(tasks=list(tasks), **about)

@@ -137,7 +137,9 @@ class RestApi(TaskRest):
         A server that cannot claim several returns one. With `remaining` it returns only tasks that are
         expected to end in so many seconds.
         """
-        body = messages.TaskClaimRequest(worker_id=worker_id, claim_id=claim_id, remaining_seconds=remaining)
+        body = messages.TaskClaimRequest(
+            worker_id=worker_id, claim_id=claim_id, remaining_seconds=remaining, tokens=True
+        )
         if limit is not None:
             body.max = limit
         if batches:

@@ -20,7 +20,14 @@ from zndraw_joblib.wire.messages import ClaimBatch, EmptyReason, TaskResponse
 from zndraw_joblib.worker.registrations import Registrations
 from zndraw_joblib.worker.reports import LiveReports, Reports
 from zndraw_joblib.worker.rest import RestApi
-from zndraw_joblib.worker.tasks import ClaimedTask, HeldTasks, TaskServer, prepared, record_claim
+from zndraw_joblib.worker.tasks import (
+    ClaimedTask,
+    HeldTasks,
+    TaskCredential,
+    TaskServer,
+    prepared,
+    record_claim,
+)
 
 log = logging.getLogger(__name__)
 
@@ -319,6 +326,7 @@ class TaskPoller(Poller[TaskResponse]):
             channel=self._live.channel(task_id, response.attempt, worker_id),
             traceparent=parse_traceparent(response.traceparent or ""),
             server=self._server,
+            credential=None if response.token is None else TaskCredential(response.token),
         )
 
     def _accept(self, response: TaskResponse) -> ClaimedTask | None:

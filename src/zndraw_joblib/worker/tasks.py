@@ -4,17 +4,21 @@ import asyncio
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, Unpack
 from uuid import UUID
 
 from zndraw_joblib.client.connection import ApiManager, Connection
-from zndraw_joblib.client.queue import Submitter, TaskHandle
+from zndraw_joblib.client.operators import Operator
+from zndraw_joblib.client.queue import Queue, Submitter, TaskHandle
 from zndraw_joblib.client.rest import TaskRest
-from zndraw_joblib.client.retry import RetryRule, describe
+from zndraw_joblib.client.retry import RetryRule, describe, status_of
+from zndraw_joblib.client.schedules import Schedules
 from zndraw_joblib.client.submits import Submits, TaskOptions
+from zndraw_joblib.client.webhooks import Webhooks
 from zndraw_joblib.jobs.failures import one_line
 from zndraw_joblib.jobs.forks import exit_if_forked
 from zndraw_joblib.jobs.logs import ID_CHARACTERS, TASK_LOG, duration_text, task_fields
@@ -25,36 +29,43 @@ from zndraw_joblib.jobs.traces import RunSpans, TaskSpan, start_run, start_span
 from zndraw_joblib.wire.messages import MAX_NAMED_TASKS, NamedTask, TaskResponse, TaskVerdict, Verdict
 from zndraw_joblib.wire.names import short_name
 
+if TYPE_CHECKING:
+    import httpx
+
 log = logging.getLogger(__name__)
 Settled = TypeVar("Settled")
 # The start and the end of each task, one line each.
 _task_log = logging.getLogger(TASK_LOG)
 _TIMEOUT_SECONDS = 30.0
+# Tokens of tasks are valid for an hour.
+_RENEWAL_SECONDS = 900.0
+# The rights of a token do not suffice, or it has expired in a process that gets no new one.
+_REFUSALS = frozenset({401, 403})
 
 
 class TaskServer:
     """The server of tasks, to submit others from their code; a copy in another process connects again."""
 
     def __init__(self, api: ApiManager) -> None:
-        self._api = api
+        self.api = api
         self._submitter: Submitter | None = None
 
     @property
     def url(self) -> str:
         """The address of the server."""
-        return self._api.base_url
+        return self.api.base_url
 
     @property
     def submitter(self) -> Submitter:
         """What submits tasks; it knows the jobs that were looked up."""
         if self._submitter is None:
-            rest, rule = TaskRest(self._api), RetryRule()
+            rest, rule = TaskRest(self.api), RetryRule()
             self._submitter = Submitter(rest, rule, Submits(rule, url=lambda: self.url))
         return self._submitter
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pass the address and the headers of identity to the process that runs a task."""
-        return _connected, (self.url, self._api.get_headers())
+        return _connected, (self.url, self.api.get_headers())
 
 
 class _ForwardedConnection(Connection):
@@ -73,6 +84,64 @@ def _connected(url: str, headers: dict[str, str]) -> TaskServer:
     return TaskServer(_ForwardedConnection(url, headers))
 
 
+class TaskCredential:
+    """The token of a held task, with the rights of this attempt alone; heartbeats renew it."""
+
+    def __init__(self, token: str) -> None:
+        self.token = token
+        self._renewed_at = time.monotonic()
+
+    @property
+    def is_old(self) -> bool:
+        """Whether the token is to be renewed."""
+        return time.monotonic() > self._renewed_at + _RENEWAL_SECONDS
+
+    def renew(self, token: str) -> None:
+        """Use another token from now on."""
+        self.token, self._renewed_at = token, time.monotonic()
+
+
+class _TaskConnection:
+    """The worker's connection to the server, with the token of a task in place of the worker's identity."""
+
+    def __init__(self, api: ApiManager, credential: TaskCredential) -> None:
+        self._api, self._credential = api, credential
+        self.raise_for_status = api.raise_for_status
+
+    @property
+    def http(self) -> "httpx.Client":
+        """The worker's HTTP client."""
+        return self._api.http
+
+    @property
+    def base_url(self) -> str:
+        """The address of the server."""
+        return self._api.base_url
+
+    def get_headers(self) -> dict[str, str]:
+        """Return the header with the token."""
+        return {"Authorization": f"Bearer {self._credential.token}"}
+
+    def close(self) -> None:
+        """Leave the worker's connection open."""
+
+
+class TaskQueue(Queue):
+    """A `Queue` with the rights of a running task: what it submits are tasks below this one, in its room.
+
+    It reads this task, what it waits for, and what it has submitted, and the jobs and providers of its room.
+    """
+
+    def __init__(self, api: ApiManager, credential: TaskCredential, room: str) -> None:
+        self._connection: Any = _TaskConnection(api, credential)
+        rest, rule = TaskRest(self._connection), RetryRule()
+        Submitter.__init__(self, rest, rule, Submits(rule, room, url=lambda: api.base_url))
+        self._room = room
+        self.schedules = Schedules(rest, rule, self._submits)
+        self.webhooks = Webhooks(rest, rule, self._submits)
+        self.operator = Operator(rest, rule, self._submits)
+
+
 @dataclass(frozen=True, slots=True)
 class ClaimedTask(TaskContext):
     """A task that this worker holds: `extension` is the job's class, made from `payload`.
@@ -82,7 +151,7 @@ class ClaimedTask(TaskContext):
     process has an event of its own, which is set for coroutines only. `channel` holds what the job reports
     of its progress and its log. `traceparent` is the trace context of its submit (W3C Trace Context), None
     without one. `run_kwargs` are the keywords that the job was registered with, for `run`, and `server` is
-    where `submit` sends further tasks.
+    where `submit` sends further tasks, with the `credential` of the task if the server has given one.
 
     A task may also be built by hand, with `task_id`, `job_name`, `room_id` and `extension`, to report on it:
     without a token the server accepts what the owner of its worker reports.
@@ -100,11 +169,23 @@ class ClaimedTask(TaskContext):
     traceparent: str | None = field(default=None, compare=False, repr=False)
     run_kwargs: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
     server: TaskServer | None = field(default=None, compare=False, repr=False)
+    credential: TaskCredential | None = field(default=None, compare=False, repr=False)
 
     @property
     def server_url(self) -> str | None:
         """The address of the server that has the task."""
         return None if self.server is None else self.server.url
+
+    @property
+    def client(self) -> TaskQueue:
+        """A `Queue` with the rights of this task alone. Raises RuntimeError without a token of the task."""
+        if self.server is None:
+            raise no_server(self)
+        if self.credential is None:
+            raise RuntimeError(
+                f"task {self.task_id} has no token: its server is an older release. Update the server"
+            )
+        return TaskQueue(self.server.api, self.credential, self.room_id)
 
     def submit(  # type: ignore[override]
         self,
@@ -119,6 +200,13 @@ class ClaimedTask(TaskContext):
             raise no_server(self)
         options.setdefault("room", self.room_id)
         options.setdefault("parent", self.task_id)
+        if self.credential is not None:
+            try:
+                return self.client.submit(job, payload, idempotency_key=idempotency_key, **options)
+            # The worker may do more than its task, such as submit to a group.
+            except Exception as error:
+                if status_of(error) not in _REFUSALS:
+                    raise
         return self.server.submitter.submit(job, payload, idempotency_key=idempotency_key, **options)
 
     async def submit_async(
@@ -147,6 +235,7 @@ class ClaimedTask(TaskContext):
             self.traceparent,
             run_kwargs,
             self.server,
+            self.credential,
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -180,18 +269,23 @@ class HeldTasks:
     def __init__(self) -> None:
         self._lock = threading.Condition()
         self._events: dict[_Token, CancelEvent] = {}
+        self._credentials: dict[tuple[str, int], TaskCredential] = {}
         self._reported: set[_Token] = set()
 
     def add(self, *tasks: ClaimedTask) -> None:
         """Add tasks."""
         with self._lock:
-            self._events.update((_token_of(task), task.cancelled) for task in tasks)
+            for task in tasks:
+                self._events[_token_of(task)] = task.cancelled
+                if task.credential is not None:
+                    self._credentials[task.task_id, task.attempt] = task.credential
 
     def remove(self, *tasks: ClaimedTask) -> None:
         """Remove tasks, if they are there."""
         with self._lock:
             for token in map(_token_of, tasks):
                 self._events.pop(token, None)
+                self._credentials.pop(token[:2], None)
                 self._reported.discard(token)
             self._lock.notify_all()
 
@@ -235,12 +329,23 @@ class HeldTasks:
                     self._events[token] = self._events.pop(token)
         return [NamedTask(id=UUID(token.task_id), attempt=token.attempt) for token in tokens]
 
+    @property
+    def has_old_tokens(self) -> bool:
+        """Whether the next heartbeat is to ask for new tokens of the tasks."""
+        with self._lock:
+            return any(credential.is_old for credential in self._credentials.values())
+
     def apply_verdicts(self, named: Sequence[NamedTask], verdicts: Sequence[TaskVerdict]) -> None:
         """Apply the server's verdicts on the tasks of a heartbeat, which are in the same order."""
         for task, verdict in zip(named, verdicts, strict=False):
             if task.id == verdict.id and verdict.verdict != Verdict.CONTINUE:
                 reason = _CANCELLED if verdict.verdict == Verdict.CANCEL else _LOST
                 self._end(_same_attempt(str(task.id), task.attempt), reason)
+            elif verdict.token is not None and task.id == verdict.id:
+                with self._lock:
+                    credential = self._credentials.get((str(task.id), task.attempt))
+                if credential is not None:
+                    credential.renew(verdict.token)
 
     def cancel(self, task_id: str, worker_id: str) -> None:
         """Mark a task as cancelled if this worker held it."""
@@ -254,6 +359,8 @@ class HeldTasks:
         with self._lock:
             tokens = [token for token in self._events if matches(token) and token not in self._reported]
             ended = {token: self._events.pop(token) for token in tokens}
+            for token in tokens:
+                self._credentials.pop(token[:2], None)
             self._lock.notify_all()
         for token, event in ended.items():
             log.info(

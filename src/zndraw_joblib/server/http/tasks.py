@@ -287,6 +287,8 @@ async def claim_task(
         async with DisconnectWatcher(request) as watcher:
             response = await runtime.claim(caller, body, wait, watcher.disconnected, access)
         headers["Preference-Applied"] = f"wait={ceil(wait)}"
+    if body.tokens:
+        await runtime.task_tokens.add(response.tasks or filter(None, [response.task]))
     if response.reason not in {None, EmptyReason.EMPTY}:
         headers["Retry-After"] = "1"
     return json_response(response, headers=headers, exclude={"tasks" if body.max is None else "task"})

@@ -453,8 +453,7 @@ async def claim(
             if slot.demand:
                 slot.demand, slot.refusal = {}, EmptyReason.PAUSED
     _share([slot for slot in valid if slot.demand])
-    new = await _claim_new(tx, [slot for slot in valid if slot.demand], queues, pauses)
-    tasks |= new
+    tasks |= (new := await _claim_new(tx, [slot for slot in valid if slot.demand], queues, pauses))
     await _record_claims(tx, new.values(), are_counted=are_counted)
     empty = list(dict.fromkeys(slot.claim.worker_id for slot in valid if tasks.keys().isdisjoint(slot.seqs)))
     jobs = await (sets or JobSets()).read(tx, empty) if empty else {}

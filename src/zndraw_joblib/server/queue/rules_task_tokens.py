@@ -24,7 +24,7 @@ from zndraw_joblib.wire.statuses import HELD
 
 PREFIX = "jlt_"
 # For how long a token is valid; heartbeats renew it.
-TOKEN_SECONDS = 900
+TOKEN_SECONDS = 3600
 _KEY_NAME = "task_token_key"
 # A version, the task, the attempt, and when it expires, in seconds since 1970.
 _BODY = struct.Struct(">B16sII")

@@ -660,8 +660,6 @@ class Runtime:
             if batch is not None:
                 self.waiters.notify(batch.unused)
         tasks, reason = (result.tasks, result.reason) if result else ([], None)
-        if request.tokens and tasks:
-            await self.task_tokens.add(tasks)
         if count is not None:
             return TaskClaimResponse(tasks=tasks, reason=reason)
         return TaskClaimResponse(task=tasks[0] if tasks else None, reason=reason)
