@@ -1243,6 +1243,22 @@ async def test_workers_of_earlier_releases_have_no_end(empty: AsyncEngine) -> No
             await connection.run_sync(migrate, command.downgrade, "0044")
 
 
+async def test_secret_values_of_existing_jobs_are_found(empty: AsyncEngine) -> None:
+    """The upgrade from 0047 reads the schemas of all jobs; a downgrade keeps them."""
+    secret, plain = {"properties": {"a": {"writeOnly": True}}}, {"properties": {"a": {}}}
+    job = {"room_id": "lab", "category": "modifiers", "created_at": datetime(2026, 1, 2, tzinfo=UTC)}
+    async with empty.begin() as connection:
+        await connection.run_sync(migrate, command.upgrade, "0047")
+        for name, job_schema in (("Secret", secret), ("Plain", plain)):
+            await add(connection, {"joblib_job": {**job, "id": uuid4(), "name": name, "schema": job_schema}})
+    for _ in range(2):
+        await schema.upgrade(SessionDatabase(open_sessions(empty)))
+        async with empty.begin() as connection:
+            rows = await connection.execute(text("SELECT name, masked FROM joblib_job ORDER BY name"))
+            assert rows.all() == [("Plain", None), ("Secret", '[["a"]]')]
+            await connection.run_sync(migrate, command.downgrade, "0047")
+
+
 def test_the_names_of_the_migrations_are_their_versions() -> None:
     """The newest version, and all older ones, are known without loading the migrations."""
     revisions = [script.revision for script in ScriptDirectory(str(schema.scripts())).walk_revisions()]

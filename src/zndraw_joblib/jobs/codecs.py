@@ -11,13 +11,15 @@ from base64 import b64decode, b64encode
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
+from functools import lru_cache
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
-from pydantic import BaseModel
+from pydantic import BaseModel, SecretBytes, SecretStr
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from zndraw_joblib.jobs.outputs import encode_output, output_fields
+from zndraw_joblib.wire.masks import masked_paths
 from zndraw_joblib.wire.messages import MAX_JSON_BYTES
 
 T = TypeVar("T")
@@ -157,7 +159,31 @@ def payload_of(job: Any) -> Any:
         dumped = job.model_dump(mode="json")
     except PydanticSerializationError:
         return plain_model(job)
-    return plain(dumped)
+    return plain(_revealed(dumped, job) if _has_secrets(job.__class__) else dumped)
+
+
+@lru_cache(maxsize=1024)
+def _has_secrets(cls: type[Any]) -> bool:
+    """Return whether the schema of a class marks values as secret, which pydantic does not dump."""
+    try:
+        return masked_paths(cls.model_json_schema()) is not None
+    except Exception:  # it is no model, or has a type without a schema
+        return False
+
+
+def _revealed(dumped: Any, value: Any) -> Any:
+    """Return a dumped value with the values of each `SecretStr` in it."""
+    if isinstance(value, SecretStr):
+        return value.get_secret_value()
+    if isinstance(value, SecretBytes):
+        return value.get_secret_value().decode()
+    if isinstance(value, BaseModel) and isinstance(dumped, dict):
+        return {key: _revealed(part, getattr(value, key, part)) for key, part in dumped.items()}
+    if isinstance(value, dict) and isinstance(dumped, dict):
+        return {key: _revealed(part, value.get(key, part)) for key, part in dumped.items()}
+    if isinstance(value, list | tuple) and isinstance(dumped, list) and len(value) == len(dumped):
+        return [_revealed(part, item) for part, item in zip(dumped, value, strict=True)]
+    return dumped
 
 
 def decode(value: Any) -> Any:

@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from zndraw_joblib.jobs.task_channel import clean_text
+from zndraw_joblib.wire.masks import masked_paths
 from zndraw_joblib.wire.messages import MAX_ERROR_BYTES, MAX_ERROR_TYPES
 from zndraw_joblib.wire.policy import MAX_ERROR_TYPE, error_type
 from zndraw_joblib.wire.progress import MAX_TRACEBACK_CHARACTERS, Failure
@@ -70,23 +71,34 @@ def text_of(value: object) -> str:
         return f"(str() of this {type(value).__name__} raised {type(error).__name__})"
 
 
-def describe_errors(error: ValidationError) -> str:
-    """Return all errors of a validation in one line, each with its place, but no secret."""
-    return "; ".join(map(_describe_one, error.errors()))
+def describe_errors(error: ValidationError, *, has_secrets: bool = False) -> str:
+    """Return all errors of a validation in one line, each with its place, but no secret.
+
+    If it `has_secrets`, the values are left out.
+    """
+    return "; ".join(_describe_one(one, has_secrets=has_secrets) for one in error.errors())
 
 
-def _describe_one(error: Any) -> str:
+def _describe_one(error: Any, *, has_secrets: bool) -> str:
     place = ".".join(map(str, error["loc"]))
     text = error["msg"].removeprefix("Value error, ")
-    if place and error["loc"][-1] == "secret":
-        return f"{place}: {text}"
+    if has_secrets or (place and error["loc"][-1] == "secret"):
+        return f"{place}: {text}" if place else text
     return f"{place}: {text} (it is {_short.repr(error['input'])})" if place else text
+
+
+def _has_secrets(cls: type[Any]) -> bool:
+    """Return whether the schema of a job's class marks values as secret; True if that is unknown."""
+    try:
+        return masked_paths(cls.model_json_schema()) is not None
+    except Exception:
+        return True
 
 
 def misfit_text(cls: type[Any], error: BaseException) -> str:
     """Return why a job's class cannot be made from a payload, as the text of a failure."""
     if isinstance(error, ValidationError):
-        reason = describe_errors(error)
+        reason = describe_errors(error, has_secrets=_has_secrets(cls))
     else:
         reason = text_of(error) if isinstance(error, ValueError) else error_text(error)
     return error_text(f"The payload does not fit {cls.__name__}: {reason}")

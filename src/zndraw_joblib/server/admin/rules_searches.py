@@ -177,7 +177,7 @@ async def described(tx: Transaction, rows: Sequence[SearchRow]) -> list[FoundTas
         detail = details.get(row.seq)
         if detail is None:
             continue
-        task.payload_preview, task.worker_name = detail.payload, detail.worker
+        task.payload_preview, task.worker_name = detail.preview, detail.worker
         task.has_children = detail.has_children
         if task.status in HELD and detail.progress:
             task.progress = Progress.model_validate(detail.progress)
@@ -470,6 +470,10 @@ async def _cancel_trees(  # noqa: PLR0913, PLR0917 - the counts so far
     return affected, entry
 
 
+# The current schema may not mark the values that are secret in the task's own.
+_WITHOUT_VALUES = "The payload, which has secret values, does not match the current schema"
+
+
 async def _validated(
     read_in: Run, confirmed: Confirmed, rows: Sequence[SearchRow], fault: Fault
 ) -> tuple[dict[int, str], list[RefusedTask]]:
@@ -483,7 +487,8 @@ async def _validated(
             if problem is None:
                 schemas[task.seq] = schema
             else:
-                refused.append(RefusedTask(id=task.id, detail=str(problem)[:_MAX_DETAIL]))
+                detail = str(problem) if task.masked is None else _WITHOUT_VALUES
+                refused.append(RefusedTask(id=task.id, detail=detail[:_MAX_DETAIL]))
     return schemas, refused
 
 

@@ -37,6 +37,7 @@ from zndraw_joblib.server.queue import (
     rules_answers,
     rules_groups,
     rules_pauses,
+    rules_schedules,
     sql_counts,
     sql_groups,
     sql_jobs,
@@ -439,8 +440,8 @@ PROVIDERS = CursorList(
 # The schedules of all rooms.
 
 
-async def _schedule_entries(_: Transaction, rows: Sequence[Any]) -> list[ScheduleResponse]:
-    return [ScheduleResponse.model_construct(**ScheduleRecord(*row).shown()) for row in rows]
+async def _schedule_entries(tx: Transaction, rows: Sequence[Any]) -> list[ScheduleResponse]:
+    return await rules_schedules.responses(tx, [ScheduleRecord(*row) for row in rows])
 
 
 SCHEDULES = CursorList(
@@ -461,7 +462,8 @@ groups = Group.__table__
 async def _group_entries(tx: Transaction, rows: Sequence[Any]) -> list[GroupResponse]:
     records = [GroupRecord(*row) for row in rows]
     sums, counts = await sql_groups.counts(tx, [group.id for group in records])
-    return [rules_groups.response(group, sums[group.id], counts[group.id]) for group in records]
+    masks = await rules_groups.masks(tx, records)
+    return [rules_groups.response(group, sums[group.id], counts[group.id], masks=masks) for group in records]
 
 
 GROUPS = CursorList(

@@ -14,6 +14,7 @@ from operator import attrgetter, gt, lt
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from pydantic_core import from_json, to_json
 from sqlalchemy import (
     BigInteger,
     Boolean,
@@ -51,13 +52,16 @@ from zndraw_joblib.server.queue.sql_task_rows import (
     ended_unstarted,
     of_status,
 )
+from zndraw_joblib.wire.masks import without_secrets
 from zndraw_joblib.wire.names import INTERNAL
 from zndraw_joblib.wire.statuses import HELD, TERMINAL, TaskStatus
 
-tasks, task_tags = Task.__table__, TaskTag.__table__
+tasks, task_tags, jobs = Task.__table__, TaskTag.__table__, Job.__table__
 
 MAX_ERROR = 300
 MAX_PREVIEW = 200
+# Longer payloads with secret values are not shown.
+_MAX_MASKED = 65_536
 UNSUCCESSFUL = frozenset({TaskStatus.FAILED, TaskStatus.CANCELLED})
 # More streams than this cost more than they save.
 _MAX_STREAMS = 40
@@ -103,7 +107,11 @@ _CONDITIONS: dict[str, Condition] = {
     # The last one: it costs most.
     "text": or_(
         contains(tasks.c.error, bindparam("text", type_=Text())),
-        contains(whole_payload(tasks.c.payload, tasks.c.seq), bindparam("text", type_=Text())),
+        # A search would show whether a guess of a secret is right.
+        and_(
+            contains(whole_payload(tasks.c.payload, tasks.c.seq), bindparam("text", type_=Text())),
+            select(jobs.c.masked).where(jobs.c.id == tasks.c.job_id).scalar_subquery().is_(None),
+        ),
     ),
 }
 CONDITIONS = tuple(_CONDITIONS)
@@ -315,7 +323,6 @@ def _same(name: str, column: ColumnElement[Any]) -> Condition:
     return and_(column >= value, column <= value)
 
 
-jobs = Job.__table__
 rooms = RoomCount.__table__
 
 # This many candidates are sorted; more are read along an index that has their order.
@@ -424,21 +431,36 @@ class SearchDetail(NamedTuple):
     progress: dict[str, Any] | None
     is_paused: bool
     is_served: bool
+    masked: str | None
     has_children: bool
+
+    @property
+    def preview(self) -> str:
+        """The beginning of the payload, without secret values; empty for a long one that has some."""
+        if self.masked is None:
+            return self.payload
+        try:
+            payload = from_json(self.payload)
+        except ValueError:  # it was cut
+            return ""
+        return to_json(without_secrets(payload, self.masked)).decode()[:MAX_PREVIEW]
 
 
 _DETAILS = statement(
     f"""
-SELECT seq, substr(payload_of(joblib_task), 1, {MAX_PREVIEW}),
+SELECT seq, substr(payload_of(joblib_task), 1, CASE WHEN (
+        SELECT masked FROM joblib_job WHERE joblib_job.id = job_id
+    ) IS NULL THEN {MAX_PREVIEW} ELSE {_MAX_MASKED} END),
     (SELECT name FROM joblib_worker WHERE joblib_worker.id = worker_id),
     CASE WHEN {TASK_IS_HELD} THEN (SELECT progress FROM joblib_attempt_detail detail
         WHERE task_seq = seq AND detail.attempt = joblib_task.attempt) END,
     (SELECT {is_job_paused(":now")} FROM joblib_job WHERE joblib_job.id = job_id),
     (SELECT room_id = '{INTERNAL}' OR {IS_SERVED} FROM joblib_job WHERE joblib_job.id = job_id),
+    (SELECT masked FROM joblib_job WHERE joblib_job.id = job_id),
     EXISTS (SELECT 1 FROM joblib_task child WHERE child.parent = joblib_task.id)
 FROM joblib_task WHERE seq = ANY (:all_seq)
 """,
-    *("seq", "preview", "name", "progress", "is_paused", "is_served", "has_children"),
+    *("seq", "preview", "name", "progress", "is_paused", "is_served", "masked", "has_children"),
     preview=TEXT,
     name=TEXT,
     is_paused=BOOLEAN,

@@ -513,7 +513,8 @@ class Job(Base, table=True):
     first version, null in its own row.
 
     Tasks with requirements of their own are in queues of their own: `requires` has them as JSON, null in the
-    row of the version. `job_version` is the number of the queue, see `ports.version_of`.
+    row of the version. `job_version` is the number of the queue, see `ports.version_of`. `masked` has the
+    paths to the secret values of payloads, see `wire.masks`; null without any.
     """
 
     __tablename__ = "joblib_job"
@@ -562,6 +563,7 @@ class Job(Base, table=True):
     superseded: bool = Field(default=False, sa_column=Column(Boolean, nullable=False, server_default=false()))
     keep: str | None = _optional_text()
     requires: str | None = _optional_text()
+    masked: str | None = _optional_text()
 
 
 Job.full_name = ComputedFullName(Job.full_name)  # type: ignore[assignment]

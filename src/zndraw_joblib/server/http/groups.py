@@ -21,12 +21,13 @@ from zndraw_joblib.server.http.access import (
 from zndraw_joblib.server.http.requests import DisconnectWatcher, Omissible
 from zndraw_joblib.server.http.routing import Wait, json_response, serves
 from zndraw_joblib.server.process.ports import Identity, RequestKey
-from zndraw_joblib.server.queue import rules_groups, rules_jobs, rules_transitions
+from zndraw_joblib.server.queue import rules_groups, rules_jobs, rules_payloads, rules_transitions
 from zndraw_joblib.server.queue.rules_groups import GroupToMake
 from zndraw_joblib.server.queue.rules_idempotency import Answers, answers_of, once
 from zndraw_joblib.server.runtime.runtime import Runtime
 from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.groups import GroupOnEnd, GroupRequest, GroupResponse, GroupUpdate, NewGroup
+from zndraw_joblib.wire.masks import masked_paths
 from zndraw_joblib.wire.messages import JobResponse
 from zndraw_joblib.wire.names import INTERNAL, JobName, parse_job_name
 from zndraw_joblib.wire.problems import (
@@ -79,7 +80,8 @@ async def _checked_schema(queue: QueueState, caller: Identity, room_id: str, on_
     if job.room_id == INTERNAL and queue.dispatcher.mode(job) is None:
         raise InternalJobNotConfigured(f"on_end.job: {on_end.job!r} has no executor in this server")
     schema = to_json(known.schema_).decode()
-    fault = None
+    if fault := rules_payloads.mask_fault(on_end.payload, masked_paths(known.schema_)):
+        raise fault
     if runtime.settings.validate_payload:
         fault = await runtime.payload_validator.fault(schema, on_end.payload, caller.id)
     errors = [] if fault is None else (fault.problem.model_extra or {}).get("errors", [])

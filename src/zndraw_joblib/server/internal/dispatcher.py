@@ -10,7 +10,7 @@ from uuid import UUID
 from zndraw_joblib.jobs.logs import ExponentialBackoff, log_failed_work
 from zndraw_joblib.server.internal.registry import InternalRegistry, OrderedTask, WorkerTokens
 from zndraw_joblib.server.process.ports import DispatchMode, InternalTask, RequestKey, job_key
-from zndraw_joblib.server.queue import rules_internal, rules_tasks
+from zndraw_joblib.server.queue import rules_answers, rules_internal, rules_tasks
 from zndraw_joblib.server.queue.rules_idempotency import Repeat
 from zndraw_joblib.server.queue.rules_tasks import Submission
 from zndraw_joblib.server.queue.sql_task_rows import TaskRecord
@@ -69,7 +69,9 @@ class Dispatcher:
         if isinstance(answer, Repeat):
             stored: TaskResponse = answer.result
             return stored
-        return answer if mode is None or answer.duplicate else await self._dispatch_new(answer, mode)
+        if mode is None or answer.duplicate:
+            return answer
+        return await self._dispatch_new(answer, item.payload, mode)
 
     async def submit_many(self, items: Sequence[Submission]) -> list[TaskResponse | Exception]:
         """Add tasks, and send those of internal jobs to the broker. A repeated request does neither.
@@ -80,7 +82,7 @@ class Dispatcher:
             self.configure(item)
         async with self._runtime.events.room(len(items)):
             answers = await self._runtime.submit_many(items)
-        await self._dispatch_many([task for task in answers if isinstance(task, TaskResponse)])
+        await self._dispatch_many(items, answers)
         return [answer.result if isinstance(answer, Repeat) else answer for answer in answers]
 
     async def submit_all(
@@ -97,7 +99,7 @@ class Dispatcher:
         if isinstance(answer, Repeat):
             stored: list[TaskResponse] = answer.result
             return stored
-        await self._dispatch_many(answer)
+        await self._dispatch_many(items, answer)
         return answer
 
     def configure(self, item: Submission) -> DispatchMode | None:
@@ -108,15 +110,20 @@ class Dispatcher:
             item.is_deferred = mode.is_bounded
         return mode
 
-    async def _dispatch_new(self, task: TaskResponse, mode: DispatchMode) -> TaskResponse:
+    async def _dispatch_new(
+        self, task: TaskResponse, payload: dict[str, Any], mode: DispatchMode
+    ) -> TaskResponse:
         if mode.is_bounded or task.status != TaskStatus.CLAIMED:
             return task
-        return await self._send_submitted(task, mode)
+        return await self._send_submitted(task, payload, mode)
 
-    async def _send_submitted(self, task: TaskResponse, mode: DispatchMode) -> TaskResponse:
+    async def _send_submitted(
+        self, task: TaskResponse, payload: dict[str, Any], mode: DispatchMode
+    ) -> TaskResponse:
         """Send a task to its broker after its submit. Return it as it is then: it may have failed."""
+        sent = rules_answers.changed(task, payload=payload)
         try:
-            await self._send(mode.handle, task, self.send_seconds, takes_token=mode.takes_token)
+            await self._send(mode.handle, sent, self.send_seconds, takes_token=mode.takes_token)
         except Exception as error:
             log_failed_work(logger, error, f"Did not dispatch task_id={task.id}", task_id=str(task.id))
             return await self._runtime.write(rules_internal.fail_dispatch, task.id)
@@ -124,11 +131,16 @@ class Dispatcher:
             await self._confirm(task.id)
         return task
 
-    async def _dispatch_many(self, submitted: Sequence[TaskResponse]) -> None:
+    async def _dispatch_many(self, items: Sequence[Submission], answers: Sequence[object]) -> None:
         registry = self.registry()
         if registry is None or registry.free is not None:
             return
-        batch = [task for task in submitted if _is_claimed_for(task, registry)]
+        # The answers have no secret values.
+        batch = [
+            rules_answers.changed(task, payload=item.payload)
+            for item, task in zip(items, answers, strict=True)
+            if isinstance(task, TaskResponse) and _is_claimed_for(task, registry)
+        ]
         if refused := await self._send_batch(registry, batch):
             try:
                 await self._runtime.write(rules_internal.retry_dispatch_later, refused)

@@ -4,6 +4,7 @@
 that gives another model than `model_construct`, it is `model_construct`.
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -25,6 +26,7 @@ from zndraw_joblib.wire.events import (
     room_of,
     workers_of,
 )
+from zndraw_joblib.wire.masks import without_secrets
 from zndraw_joblib.wire.messages import JobVersion, PaginatedResponse, TaskResponse
 from zndraw_joblib.wire.names import INTERNAL
 from zndraw_joblib.wire.progress import StoredResult
@@ -83,6 +85,7 @@ Item = TypeVar("Item")
 _FIELDS, _STATUS_FIELDS, _AVAILABLE_FIELDS = (
     set(model.model_fields) for model in (TaskResponse, TaskStatusEvent, TaskAvailable)
 )
+_DIGEST = re.compile("[0-9a-f]{64}")
 # In the order of the response; those without a default are set for each task.
 _DEFAULTS: dict[str, Any] = {
     name: None if field.is_required() else field.default for name, field in TaskResponse.model_fields.items()
@@ -123,18 +126,21 @@ def job_versions(versions: Iterable[JobRecord], workers: Mapping[UUID, int]) -> 
     ]
 
 
-def task_response(
+def task_response(  # noqa: PLR0913 - what answers have besides the row
     task: TaskRow,
     position: int | None = None,
     detail: Detail | None = None,
     stored: StoredResult | None = None,
     traceparent: str | None = None,
     unique_key: str | None = None,
+    *,
+    reveal: bool = False,
 ) -> TaskResponse:
     """Return a task as responses contain it: the fields that its row has, and those made of others.
 
     It has the `detail` of its attempt and its `stored` result, if they were read; the response to a claim
-    has its `traceparent`, the response to a submit or a read its `unique_key`.
+    has its `traceparent`, the response to a submit or a read its `unique_key`. Secret values of the payload
+    are masked, except to `reveal` them to the worker of the task.
     """
     values = {**_DEFAULTS, **vars(task)}
     for name in _INNER[type(task)]:
@@ -146,6 +152,11 @@ def task_response(
     if (group := getattr(task, "group_id", None)) is not None:
         values["group"] = group
     values["traceparent"], values["unique_key"] = traceparent, unique_key
+    if not reveal and (masked := getattr(task, "masked", None)) is not None:
+        values["payload"] = without_secrets(task.payload, masked)
+        # The digest of a payload shows whether a guess of its secrets is right.
+        if unique_key is not None and _DIGEST.fullmatch(unique_key):
+            values["unique_key"] = None
     if task.status is not TaskStatus.PENDING:
         values["run_at"] = None
     elif task.run_at == WAITING:

@@ -793,7 +793,7 @@ def _assign_oldest(
 
 def _claimed(rows: Sequence[TaskRow]) -> ClaimResult:
     return ClaimResult(
-        [rules_answers.task_response(task, traceparent=task.traceparent) for task in rows],
+        [rules_answers.task_response(task, traceparent=task.traceparent, reveal=True) for task in rows],
         required=[task for task in rows if task.job_version >= QUEUES],
     )
 

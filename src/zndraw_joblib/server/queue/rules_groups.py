@@ -35,6 +35,7 @@ from zndraw_joblib.wire.groups import (
     OnEndState,
     OnEndWhen,
 )
+from zndraw_joblib.wire.masks import without_secrets
 from zndraw_joblib.wire.messages import TaskResponse
 from zndraw_joblib.wire.names import INTERNAL, split_name
 from zndraw_joblib.wire.problems import GroupNotFound, InvalidPayload, JobNotFound, ProblemException
@@ -65,7 +66,7 @@ class GroupToMake(NamedTuple):
 async def create(tx: Transaction, item: GroupToMake) -> GroupResponse:
     """Create a group that is open."""
     group = await make(tx, item)
-    return response(group, GroupChange(), StatusCounts())
+    return response(group, GroupChange(), StatusCounts(), masks=await masks(tx, [group]))
 
 
 async def make(tx: Transaction, item: GroupToMake) -> GroupRecord:
@@ -116,7 +117,14 @@ async def get(tx: Transaction, group_id: UUID) -> GroupResponse:
         rows = await sql_groups.failed(tx, group_id, _MAX_FAILURES)
         failures = [GroupFailure.model_construct(**row._asdict()) for row in rows]
     running = counts[group_id].running and await _running(tx, group_id)
-    return response(group, sums[group_id], counts[group_id], failures, running)
+    of_end = await masks(tx, [group])
+    return response(group, sums[group_id], counts[group_id], failures, running, masks=of_end)
+
+
+async def masks(tx: Transaction, groups: Sequence[GroupRecord]) -> dict[str, str]:
+    """Return the paths to the secret values of payloads of `on_end`, by the jobs that have any."""
+    ends = [GroupOnEnd.model_validate_json(group.on_end).job for group in groups if group.on_end is not None]
+    return await sql_jobs.masks(tx, ends) if ends else {}
 
 
 async def _running(tx: Transaction, group_id: UUID) -> float:
@@ -135,10 +143,14 @@ def response(
     counts: StatusCounts,
     failures: Sequence[GroupFailure] = (),
     running: float = 0.0,
+    *,
+    masks: Mapping[str, str],
 ) -> GroupResponse:
-    """Return a group as responses contain it."""
+    """Return a group as responses contain it. `masks` are those of the job of its `on_end`."""
     ended, total = sums.completed + sums.failed + sums.cancelled, sum(sums)
     on_end = None if group.on_end is None else GroupOnEnd.model_validate_json(group.on_end)
+    if on_end is not None:
+        on_end.payload = without_secrets(on_end.payload, masks.get(on_end.job))
     return GroupResponse.model_construct(
         id=group.id,
         room=group.room_id,
@@ -243,7 +255,7 @@ async def _end(tx: Transaction, group: GroupRecord) -> None:
 async def _facts(tx: Transaction, group: GroupRecord) -> dict[str, Any]:
     """Return what webhooks say about a group that has ended."""
     sums, counts = await sql_groups.counts(tx, [group.id])
-    ended = response(group, sums[group.id], counts[group.id])
+    ended = response(group, sums[group.id], counts[group.id], masks=await masks(tx, [group]))
     return ended.model_dump(mode="json", exclude={"on_end", "failures", "expires_at", "progress"})
 
 

@@ -13,10 +13,11 @@ from pydantic_core import from_json
 
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.process.ports import RequestKey
-from zndraw_joblib.server.queue import rules_answers, rules_tasks, sql_idempotency, sql_tasks
+from zndraw_joblib.server.queue import rules_answers, rules_tasks, sql_idempotency, sql_jobs, sql_tasks
 from zndraw_joblib.server.queue.rules_details import LogLimits
 from zndraw_joblib.server.queue.rules_tasks import KnownJobs
 from zndraw_joblib.server.queue.sql_idempotency import StoredAnswer
+from zndraw_joblib.wire.masks import without_secrets
 from zndraw_joblib.wire.messages import TaskResponse, WorkerResponse
 from zndraw_joblib.wire.names import IDEMPOTENCY_KEY
 from zndraw_joblib.wire.problems import (
@@ -75,7 +76,8 @@ async def _decode_fields(tx: Transaction, fields: dict[str, Any]) -> TaskRespons
     if task is None:
         raise TaskNotFound(f"Task {fields['id']} was removed since the first request")
     result = task.result if fields["status"] == TaskStatus.COMPLETED else None
-    return TaskResponse.model_validate({**fields, "payload": task.payload, "result": result})
+    payload = without_secrets(task.payload, task.masked)
+    return TaskResponse.model_validate({**fields, "payload": payload, "result": result})
 
 
 async def _decode_submit(tx: Transaction, item: rules_tasks.Submission, text: str) -> TaskResponse:
@@ -83,7 +85,9 @@ async def _decode_submit(tx: Transaction, item: rules_tasks.Submission, text: st
     if "duplicate" in fields:
         return await _decode_fields(tx, fields)
     # The first request had the same payload.
-    return TaskResponse.model_validate({**fields, "payload": item.payload})
+    masks = await sql_jobs.masks(tx, [str(item.job)])
+    payload = without_secrets(item.payload, masks.get(str(item.job)))
+    return TaskResponse.model_validate({**fields, "payload": payload})
 
 
 async def _decode_report(_: rules_tasks.Report, text: str) -> TaskResponse:

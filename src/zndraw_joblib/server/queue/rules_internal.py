@@ -143,7 +143,7 @@ async def _load_payloads(tx: Transaction, started: Sequence[TaskRecord]) -> None
     if missing := [task for task in started if task.payload is None]:
         bodies = await sql_tasks.bodies(tx, [task.id for task in missing])
         for task in missing:
-            task.payload, _ = bodies[task.id]
+            task.payload = bodies[task.id][0]
 
 
 def _may_start(task: TaskRecord) -> bool:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from pydantic_core import from_json, to_json
 
+from zndraw_joblib.wire.masks import MASK, masked_paths, places_of_mask
 from zndraw_joblib.wire.names import near_text
 from zndraw_joblib.wire.problems import InvalidPayload, InvalidSchema
 
@@ -380,6 +381,19 @@ def raise_if_invalid(errors: list[dict[str, str]]) -> None:
         raise InvalidPayload("; ".join(listed) + (f" (and {more} more)" if more > 0 else ""), errors=errors)
 
 
+def mask_fault(payload: Any, paths: str | None) -> InvalidPayload | None:
+    """Return the problem of a payload with the mask in the place of a secret value, as answers have it."""
+    if paths is None or not (places := places_of_mask(payload, paths)):
+        return None
+    text = f"{MASK} stands for a secret value in answers; give the value itself, or leave it out"
+    errors = [{"pointer": place[:1000], "message": text} for place in places[:MAX_LISTED_ERRORS]]
+    try:
+        raise_if_invalid(errors)
+    except InvalidPayload as problem:
+        return problem
+    return None
+
+
 def without_places(fault: InvalidPayload, places: Collection[str]) -> InvalidPayload | None:
     """Return the problem of a payload without errors at these pointers: of values that are replaced later."""
     errors = (fault.problem.model_extra or {}).get("errors", [])
@@ -410,9 +424,12 @@ def _compiled(schema: str) -> "jsonschema_rs.Validator":
 
     # Offline, and with a linear-time regex engine: any user who may register a job sends schemas.
     try:
+        parsed = from_json(schema)
         return jsonschema_rs.validator_for(
-            from_json(schema),
+            parsed,
             offline=True,
+            # Errors have no values of a payload with secrets: the value of an object has all inside it.
+            mask=None if masked_paths(parsed) is None else "the value",
             pattern_options=jsonschema_rs.RegexOptions(size_limit=_MAX_PATTERN_BYTES),
         )
     except jsonschema_rs.ValidationError as error:

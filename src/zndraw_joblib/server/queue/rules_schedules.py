@@ -30,6 +30,7 @@ from zndraw_joblib.server.queue import (
 )
 from zndraw_joblib.server.queue.rules_tasks import Submission
 from zndraw_joblib.server.queue.sql_schedules import LiveTasks, ScheduleRecord
+from zndraw_joblib.wire.masks import without_secrets
 from zndraw_joblib.wire.messages import JobResponse, PaginatedResponse, TaskResponse, TaskSubmitRequest
 from zndraw_joblib.wire.names import JobName
 from zndraw_joblib.wire.problems import (
@@ -224,7 +225,10 @@ async def register_job(
 async def put_of_job(tx: Transaction, item: NewSchedule) -> tuple[ScheduleResponse, bool]:
     """Do what `put` does for a job that the transaction has locked."""
     await _check_requirements(tx, item)
-    now = await tx.now()
+    now, job_name = await tx.now(), str(item.job)
+    masks = await sql_jobs.masks(tx, [job_name])
+    if fault := rules_payloads.mask_fault(item.times.payload, masks.get(job_name)):
+        raise fault
     current = await sql_schedules.get(tx, item.room_id, item.name, lock=True)
     schedule = _written(item, current, now)
     if current is None and await sql_schedules.add(tx, schedule):
@@ -236,7 +240,7 @@ async def put_of_job(tx: Transaction, item: NewSchedule) -> tuple[ScheduleRespon
         schedule = _written(item, current, now)
         await sql_schedules.replace(tx, schedule)
     tx.wake(SCHEDULES_KEY)
-    return response(schedule), current is None
+    return await response(tx, schedule), current is None
 
 
 async def _check_requirements(tx: Transaction, item: NewSchedule) -> None:
@@ -308,7 +312,7 @@ async def pause(tx: Transaction, room_id: str, name: str, *, paused: bool) -> Sc
         raise _not_found(room_id, name)
     if not paused:
         tx.wake(SCHEDULES_KEY)
-    return response(schedule)
+    return await response(tx, schedule)
 
 
 async def get(tx: Transaction, room_id: str, name: str, following: int = 0) -> ScheduleResponse:
@@ -319,7 +323,7 @@ async def get(tx: Transaction, room_id: str, name: str, following: int = 0) -> S
         first = schedule.next_due_at
         due = [] if first is None else due_times(schedule.times, schedule.anchor_at, first)
         times = list(islice(due, following))
-    return response(schedule).model_copy(update={"next": times})
+    return (await response(tx, schedule)).model_copy(update={"next": times})
 
 
 async def record(tx: Transaction, room_id: str, name: str) -> ScheduleRecord:
@@ -333,7 +337,7 @@ async def record(tx: Transaction, room_id: str, name: str) -> ScheduleRecord:
 async def page(tx: Transaction, room_id: str, part: Page) -> PaginatedResponse[ScheduleResponse]:
     """Return one page of a room's schedules, by name."""
     schedules, total = await sql_schedules.page(tx, room_id, part.limit, part.offset)
-    items = [response(schedule) for schedule in schedules]
+    items = await responses(tx, schedules)
     return rules_answers.page_response(PaginatedResponse[ScheduleResponse], items, total, part)
 
 
@@ -341,9 +345,19 @@ def _not_found(room_id: str, name: str) -> ScheduleNotFound:
     return ScheduleNotFound(f"Room {room_id!r} has no schedule {name!r}")
 
 
-def response(schedule: ScheduleRecord) -> ScheduleResponse:
+async def response(tx: Transaction, schedule: ScheduleRecord) -> ScheduleResponse:
     """Return a schedule as responses contain it."""
-    return ScheduleResponse.model_construct(**schedule.shown())
+    [shown] = await responses(tx, [schedule])
+    return shown
+
+
+async def responses(tx: Transaction, schedules: Sequence[ScheduleRecord]) -> list[ScheduleResponse]:
+    """Return schedules as responses contain them, without the secret values of their payloads."""
+    masks = await sql_jobs.masks(tx, [schedule.job_name for schedule in schedules]) if schedules else {}
+    shown = [ScheduleResponse.model_construct(**schedule.shown()) for schedule in schedules]
+    for schedule, answer in zip(schedules, shown, strict=True):
+        answer.payload = without_secrets(answer.payload, masks.get(schedule.job_name))
+    return shown
 
 
 # Submit the tasks that are due.

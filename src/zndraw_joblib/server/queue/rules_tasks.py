@@ -53,6 +53,7 @@ from zndraw_joblib.server.queue.sql_submit import Appended, KnownJob, NewKey, Ne
 from zndraw_joblib.server.queue.sql_task_rows import Move, TaskRecord, TaskRow
 from zndraw_joblib.server.queue.sql_tasks import positions
 from zndraw_joblib.server.queue.sql_trees import Link, Parent
+from zndraw_joblib.wire.masks import without_secrets
 from zndraw_joblib.wire.messages import (
     PaginatedResponse,
     SubmitOptions,
@@ -476,6 +477,7 @@ async def _faults(
         _group_fault(item, related.groups)
         or _predecessor_fault(item, related.predecessors)
         or _check(item, schemas.get(item.job), unserved, related.parents)
+        or rules_payloads.mask_fault(item.payload, jobs[item.job].masked)
         or rules_queues.fault(item.options.requires, item.job, jobs[item.job].policy)
         for item in items
     ]
@@ -619,6 +621,7 @@ def _task(item: Submission, job: JobRecord, now: datetime, parent: Parent | None
         parent=None if parent is None else parent.id,
         root=None if parent is None else parent.root or parent.id,
         policy=policy,
+        masked=job.masked,
         linked=True if options.webhook is not None else None,
     )
     # A task that may not start at once waits in its queue, where the dispatcher finds it.
@@ -754,7 +757,8 @@ async def load_bodies(tx: Transaction, reported: Sequence[TaskResponse | Excepti
     bodies = await sql_tasks.bodies(tx, list({task.id for task in small}))
     for task in small:
         if task.id in bodies:
-            task.payload, result = bodies[task.id]
+            payload, result, masked = bodies[task.id]
+            task.payload = without_secrets(payload, masked)
             task.result = result if task.status is TaskStatus.COMPLETED else None
 
 
@@ -862,6 +866,7 @@ class KnownJobs:
             may_be_plain = may_be_plain and job.without_workers != WithoutWorkers.REJECT
             may_be_plain = may_be_plain and job.policy.max_pending is None
             may_be_plain = may_be_plain and job.policy.max_pending_per_room is None
+            may_be_plain = may_be_plain and job.masked is None
             if may_be_plain and len(schema) <= _MAX_SCHEMA_CHARACTERS:
                 self._jobs[job.name] = KnownJob(
                     job.id, str(job.name), schema, job.stored_policy, job.job_version

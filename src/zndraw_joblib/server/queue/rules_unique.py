@@ -238,6 +238,7 @@ class KeyHolders:
             job_version=new.job_version,
             limit_key=new.limit_key,
             policy=new.policy,
+            masked=new.masked,
             payload=new.payload,
             max_attempts=new.max_attempts,
             traceparent=new.traceparent,

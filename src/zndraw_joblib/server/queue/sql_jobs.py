@@ -14,6 +14,7 @@ from zndraw_joblib.server.db.statements import BOOLEAN, INTEGER, UUID_TYPE, stat
 from zndraw_joblib.server.process.ports import Page
 from zndraw_joblib.server.queue import sql_pauses
 from zndraw_joblib.server.queue.sql_pauses import HAS_PAUSES, is_job_paused, is_room_paused
+from zndraw_joblib.wire.masks import joined_paths, masked_paths
 from zndraw_joblib.wire.names import GLOBAL, INTERNAL, RESERVED, JobName
 from zndraw_joblib.wire.operators import HOUR, MINUTE
 from zndraw_joblib.wire.policy import JobPolicy, Keep, WithoutWorkers
@@ -32,7 +33,8 @@ def policy_of(stored: str | None, without_workers: str | None = None) -> JobPoli
 class JobRecord(NamedTuple):
     """A version of a job, or one of its queues. `stored_policy` is the policy as JSON, None for the default.
 
-    A queue for tasks with requirements of their own has these as JSON in `requires`.
+    A queue for tasks with requirements of their own has these as JSON in `requires`. `masked` has the paths
+    to the secret values of payloads, see `wire.masks`.
     """
 
     id: UUID
@@ -57,6 +59,7 @@ class JobRecord(NamedTuple):
     first_id: UUID | None
     superseded: bool
     requires: str | None
+    masked: str | None
 
     def is_paused(self, now: datetime) -> bool:
         """Return whether the job is paused at a time."""
@@ -104,7 +107,7 @@ COLUMNS = (
         "paused",
     ),
     *("has_lanes", "policy", "max_in_flight", "limits", "without_workers", "unserved_since", "registered_by"),
-    *("paused_until", "job_version", "first_id", "superseded", "requires"),
+    *("paused_until", "job_version", "first_id", "superseded", "requires", "masked"),
 )
 # The name of a version's queue, by which claims wait.
 QUEUE_NAME = """joblib_job.full_name || CASE WHEN joblib_job.job_version = 1 THEN ''
@@ -140,12 +143,12 @@ FOR NO KEY UPDATE
 _ADD = statement(
     """
 INSERT INTO joblib_job (
-    id, room_id, category, name, schema, created_at, policy, max_in_flight, limits, without_workers,
+    id, room_id, category, name, schema, masked, created_at, policy, max_in_flight, limits, without_workers,
     keep, registered_by,
     deleted, pending, scheduled, paused, has_lanes, fair_round, fair_room
 ) VALUES (
-    :id, :room_id, :category, :name, :schema, :created_at, :policy, :max_in_flight, :limits, :without_workers,
-    :keep, :registered_by,
+    :id, :room_id, :category, :name, :schema, :masked, :created_at, :policy, :max_in_flight, :limits,
+    :without_workers, :keep, :registered_by,
     false, 0, 0, false, false, 0, ''
 )
 ON CONFLICT DO NOTHING
@@ -184,7 +187,11 @@ WHERE full_name = :full_name
 """
 )
 _KEEPS = statement("SELECT id, keep FROM joblib_job WHERE keep IS NOT NULL", *("id", "keep"))
-_SET_SCHEMA = statement("UPDATE joblib_job SET schema = :schema WHERE id = :id")
+_SET_SCHEMA = statement("UPDATE joblib_job SET schema = :schema, masked = :masked WHERE id = :id")
+_MASKS = statement(
+    "SELECT full_name, masked FROM joblib_job WHERE full_name = ANY (:all_full_name) AND masked IS NOT NULL",
+    *("full_name", "masked"),
+)
 _RECORD_SERVED = statement(
     "UPDATE joblib_job SET unserved_since = NULL, registered_by = :registered_by WHERE id = :id"
 )
@@ -313,10 +320,10 @@ OF_JOB = (
 _ADD_VERSION = statement(
     f"""
 INSERT INTO joblib_job (
-    id, schema, job_version, first_id, {", ".join(OF_JOB)},
+    id, schema, masked, job_version, first_id, {", ".join(OF_JOB)},
     superseded, deleted, pending, scheduled, has_lanes, fair_round, fair_room
 )
-SELECT :id, :schema, :job_version, coalesce(first_id, id), {", ".join(OF_JOB)},
+SELECT :id, :schema, :masked, :job_version, coalesce(first_id, id), {", ".join(OF_JOB)},
     false, false, 0, 0, false, 0, ''
 FROM joblib_job WHERE id = :current
 """,
@@ -325,7 +332,7 @@ FROM joblib_job WHERE id = :current
 _MAKE_CURRENT = statement(
     """
 UPDATE joblib_job SET superseded = false, deleted = false, deleted_at = NULL, schema = :schema,
-    job_version = :job_version, unserved_since = (
+    masked = :masked, job_version = :job_version, unserved_since = (
         SELECT before.unserved_since FROM joblib_job AS before WHERE before.id = :current
     )
 WHERE id = :id
@@ -458,6 +465,7 @@ async def add_or_lock(
         **name._asdict(),
         "id": uuid4(),
         "schema": schema,
+        "masked": masked_paths(schema),
         "created_at": await tx.now(),
         "registered_by": registered_by,
         **_stored(name, policy),
@@ -488,7 +496,19 @@ async def set_policy(tx: Transaction, name: JobName, policy: JobPolicy) -> None:
 
 async def set_schema(tx: Transaction, job_id: UUID, schema: dict[str, Any]) -> None:
     """Replace the schema of a version of a job."""
-    await tx.execute(_SET_SCHEMA, {"id": job_id, "schema": schema})
+    params = {"id": job_id, "schema": schema, "masked": masked_paths(schema)}
+    await tx.execute(_SET_SCHEMA, params)
+
+
+async def masks(tx: Transaction, full_names: Iterable[str]) -> dict[str, str]:
+    """Return the paths to the secret values of payloads of those of these jobs that have any.
+
+    They are those of all versions of a job together.
+    """
+    paths: dict[str, list[str]] = {}
+    for full_name, masked in await tx.execute(_MASKS, {"all_full_name": padded(sorted(set(full_names)))}):
+        paths.setdefault(full_name, []).append(masked)
+    return {full_name: joined_paths(texts) for full_name, texts in paths.items()}
 
 
 # The versions of a job. Each but the current one is superseded.
@@ -532,13 +552,13 @@ async def stable_ids(tx: Transaction, job_ids: Sequence[UUID]) -> dict[UUID, UUI
 async def add_version(tx: Transaction, current: JobRecord, schema: dict[str, Any], number: int) -> JobRecord:
     """Insert a version of a job, which the caller has locked, as the current one. Return it."""
     await tx.execute(_SUPERSEDE, {"id": current.id, "now": await tx.now()})
-    new_id = uuid4()
-    await tx.execute(
-        _ADD_VERSION, {"id": new_id, "schema": schema, "job_version": number, "current": current.id}
-    )
+    new_id, masked = uuid4(), masked_paths(schema)
+    params = {"id": new_id, "schema": schema, "job_version": number, "current": current.id}
+    await tx.execute(_ADD_VERSION, {**params, "masked": masked})
     return current._replace(
         id=new_id,
         schema=schema,
+        masked=masked,
         job_version=number,
         first_id=current.stable_id,
         deleted=False,
@@ -553,10 +573,12 @@ async def make_current(
 ) -> JobRecord:
     """Make a superseded version the current one, with a schema and a number. Return it."""
     await tx.execute(_SUPERSEDE, {"id": current.id, "now": await tx.now()})
+    masked = masked_paths(schema)
     params = {"id": version.id, "schema": schema, "job_version": number, "current": current.id}
-    await tx.execute(_MAKE_CURRENT, params)
+    await tx.execute(_MAKE_CURRENT, {**params, "masked": masked})
     return version._replace(
         schema=schema,
+        masked=masked,
         job_version=number,
         superseded=False,
         deleted=False,

@@ -26,10 +26,10 @@ FOR NO KEY UPDATE
 _ADD = statement(
     f"""
 INSERT INTO joblib_job (
-    id, schema, job_version, first_id, requires, {", ".join(OF_JOB)}, deleted_at,
+    id, schema, masked, job_version, first_id, requires, {", ".join(OF_JOB)}, deleted_at,
     superseded, deleted, pending, scheduled, has_lanes, fair_round, fair_room
 )
-SELECT :id, schema, :job_version, coalesce(first_id, id), :requires, {", ".join(OF_JOB)}, :now,
+SELECT :id, schema, masked, :job_version, coalesce(first_id, id), :requires, {", ".join(OF_JOB)}, :now,
     true, true, 0, 0, false, 0, ''
 FROM joblib_job WHERE id = :current
 """,
@@ -54,7 +54,8 @@ FOR NO KEY UPDATE SKIP LOCKED
 _REUSE = statement(
     """
 UPDATE joblib_job SET requires = :requires, job_version = :job_version, has_lanes = false, deleted_at = :now,
-    schema = (SELECT current.schema FROM joblib_job AS current WHERE current.id = :current)
+    schema = (SELECT current.schema FROM joblib_job AS current WHERE current.id = :current),
+    masked = (SELECT current.masked FROM joblib_job AS current WHERE current.id = :current)
 WHERE id = :id
 """,
     current=UUID_TYPE,

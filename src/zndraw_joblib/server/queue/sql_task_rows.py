@@ -122,8 +122,8 @@ class TaskRow:
 class TaskRecord(TaskRow):
     """A task's whole row, with the policy of its job.
 
-    A task that is about to return to its queue has two more: the `reason`, and when its attempt `ended_at` if
-    that was before now.
+    `masked` has the paths to the secret values of its payload, see `wire.masks`. A task that is about to
+    return to its queue has two more: the `reason`, and when its attempt `ended_at` if that was before now.
     """
 
     seq: int
@@ -145,6 +145,7 @@ class TaskRecord(TaskRow):
     root: UUID | None = None
     group_id: UUID | None = None
     policy: JobPolicy = field(default_factory=JobPolicy)
+    masked: str | None = None
     reason: str | None = None
     ended_at: datetime | None = None
 
@@ -170,6 +171,7 @@ RECORD_NAMES = [name for name in TaskRecord.__dataclass_fields__ if name not in 
 _OF_JOB = {
     "job_name": "joblib_job.full_name AS job_name",
     "policy": "joblib_job.policy",
+    "masked": "joblib_job.masked",
     "job_version": "joblib_job.job_version",
 }
 # The columns of tasks in a record.

@@ -62,8 +62,11 @@ _BODY_SIZES = statement(
     f"SELECT id, {BODY_SIZE} FROM joblib_task WHERE id = ANY (:all_id)", *("id", "body_size")
 )
 _BODIES = statement(
-    "SELECT id, payload_of(joblib_task) AS payload, result FROM joblib_task WHERE id = ANY (:all_id)",
-    *("id", "payload", "result"),
+    f"""
+SELECT joblib_task.id, payload_of(joblib_task) AS payload, joblib_task.result, joblib_job.masked
+FROM {TASKS_AND_JOBS} WHERE joblib_task.id = ANY (:all_id)
+""",
+    *("id", "payload", "result", "masked"),
 )
 _BY_CLAIMS = statement(
     f"""
@@ -162,10 +165,10 @@ async def body_sizes(tx: Transaction, ids: Sequence[UUID]) -> dict[UUID, int]:
     return {task_id: size for task_id, size in rows}
 
 
-async def bodies(tx: Transaction, ids: Sequence[UUID]) -> dict[UUID, tuple[dict[str, Any], Any]]:
-    """Return payload and result of these tasks."""
+async def bodies(tx: Transaction, ids: Sequence[UUID]) -> dict[UUID, tuple[dict[str, Any], Any, str | None]]:
+    """Return payload and result of these tasks, and the paths to the secret values of the payload."""
     rows = await tx.execute(_BODIES, {"all_id": padded(ids)})
-    return {task_id: (payload, result) for task_id, payload, result in rows}
+    return {task_id: (payload, result, masked) for task_id, payload, result, masked in rows}
 
 
 async def states(tx: Transaction, ids: Sequence[UUID]) -> dict[UUID, TaskState]:

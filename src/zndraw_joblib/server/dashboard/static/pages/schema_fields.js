@@ -76,7 +76,8 @@ function Control({ node, draft, onChange, common: attributes, isRequired }) {
   }
   // Numbers are texts, so that all their digits reach the job.
   const mode = { integer: "numeric", number: "decimal" }[node.kind];
-  return html`<input ...${attributes} type="text" inputmode=${mode} value=${draft} onInput=${change} />`;
+  const type = node.schema.writeOnly === true || node.schema.format === "password" ? "password" : "text";
+  return html`<input ...${attributes} type=${type} autocomplete="off" inputmode=${mode} value=${draft} onInput=${change} />`;
 }
 
 function Group({ node, label, isRequired, pointer, draft, onChange, problems, room }) {

@@ -1,0 +1,224 @@
+"""Which values of a payload are secret by its job's schema, and payloads without them.
+
+A schema marks a value with ``writeOnly: true`` or ``format: password``. Answers have `MASK` in its place. The
+paths to such values are found once for each schema, and kept as JSON: a list of steps for each path, each a
+name, the index of an item, or null for all names and items.
+
+What the search does not understand, or what takes it too long, hides more: a value whose schema refers to
+itself is hidden as a whole if it has a secret, and a schema with other references hides all values.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+# As pydantic shows a `SecretStr`.
+MASK = "**********"
+_Path = tuple[str | int | None, ...]
+_ALL: _Path = (None,)
+_MAX_STEPS, _MAX_DEPTH, _MAX_PATHS = 20_000, 32, 500
+_SAME_VALUE = ("if", "then", "else", "not")
+_SAME_VALUE_LISTS = ("allOf", "anyOf", "oneOf")
+_LISTS = (*_SAME_VALUE_LISTS, "prefixItems")
+# The steps to the schemas of maps; those of `properties` are the names.
+_MAPS: dict[str, _Path] = {
+    "dependentSchemas": (),
+    "dependencies": (),
+    "properties": (),
+    "patternProperties": _ALL,
+}
+_PARTS = (
+    *("items", "additionalItems", "unevaluatedItems", "contains"),
+    *("additionalProperties", "unevaluatedProperties"),
+)
+# References of these kinds are not followed.
+_SCOPES = frozenset({"$dynamicRef", "$recursiveRef"})
+
+
+class _NotUnderstood(Exception):
+    """A schema has something that the search does not understand, or takes it too long."""
+
+
+def masked_paths(schema: Any) -> str | None:
+    """Return the paths to the secret values of payloads with this schema, as JSON; None without any."""
+    if not _mentions_secret(schema):
+        return None
+    search = _Search(schema)
+    try:
+        search.find(schema, (), ("#",))
+        paths = search.paths
+    except (_NotUnderstood, AttributeError, LookupError, TypeError, ValueError, RecursionError):
+        paths = {_ALL}
+    if () in paths:
+        paths = {_ALL}
+    return json.dumps(sorted(paths, key=json.dumps)) if paths else None
+
+
+def joined_paths(texts: Sequence[str]) -> str:
+    """Return the paths of several schemas together."""
+    if len(texts) == 1:
+        return texts[0]
+    paths = {json.dumps(path) for text in texts for path in json.loads(text)}
+    return f"[{', '.join(sorted(paths))}]"
+
+
+def without_secrets(payload: Any, paths: str | None) -> Any:
+    """Return a payload with the mask in the place of each secret value that it has, except null.
+
+    It is the same object if it has none.
+    """
+    return payload if paths is None else _masked(payload, [_tree(paths)])
+
+
+def places_of_mask(payload: Any, paths: str | None) -> list[str]:
+    """Return the JSON pointers of secret values that are the mask, which an answer had in their place."""
+    return (
+        []
+        if paths is None
+        else [place for place, value in _secrets(payload, [_tree(paths)], "") if value == MASK]
+    )
+
+
+def _is_secret(node: Mapping[str, Any]) -> bool:
+    return node.get("writeOnly") is True or node.get("format") == "password"
+
+
+def _mentions_secret(schema: Any) -> bool:
+    nodes = [schema]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, dict):
+            if _is_secret(node):
+                return True
+            nodes += node.values()
+        elif isinstance(node, list):
+            nodes += node
+    return False
+
+
+class _Search:
+    """Finds the paths to the secret values of a schema."""
+
+    def __init__(self, root: Any) -> None:
+        self.paths: set[_Path] = set()
+        self._root = root
+        self._steps = 0
+
+    def find(self, node: Any, path: _Path, references: tuple[str, ...]) -> None:
+        """Add the paths below a part of the schema, which `references` have led to."""
+        self._steps += 1
+        if self._steps > _MAX_STEPS or len(path) > _MAX_DEPTH or len(self.paths) > _MAX_PATHS:
+            raise _NotUnderstood
+        if not isinstance(node, dict):
+            return
+        if _is_secret(node):
+            self.paths.add(path)
+            return
+        if not _SCOPES.isdisjoint(node) or ("$id" in node and node is not self._root):
+            raise _NotUnderstood
+        if "$ref" in node:
+            self._follow(node["$ref"], path, references)
+        for part, more in _parts(node):
+            self.find(part, (*path, *more), references)
+
+    def _follow(self, reference: str, path: _Path, references: tuple[str, ...]) -> None:
+        target = self._target(reference)
+        if reference not in references:
+            self.find(target, path, (*references, reference))
+        elif self._has_secret(target):
+            self.paths.add(path)
+
+    def _target(self, reference: str) -> Any:
+        if reference != "#" and not reference.startswith("#/"):
+            raise _NotUnderstood
+        target = self._root
+        for part in reference.split("/")[1:]:
+            name = part.replace("~1", "/").replace("~0", "~")
+            target = target[int(name)] if isinstance(target, list) else target[name]
+        return target
+
+    def _has_secret(self, node: Any) -> bool:
+        """Return whether a part of the schema, with what it refers to, has a secret value."""
+        nodes, known = [node], set[int]()
+        while nodes:
+            part = nodes.pop()
+            self._steps += 1
+            if self._steps > _MAX_STEPS:
+                raise _NotUnderstood
+            if id(part) in known or not isinstance(part, dict):
+                continue
+            known.add(id(part))
+            if _is_secret(part):
+                return True
+            if "$ref" in part:
+                nodes.append(self._target(part["$ref"]))
+            nodes += [below for below, _ in _parts(part)]
+        return False
+
+
+def _parts(node: Mapping[str, Any]) -> Iterator[tuple[Any, _Path]]:
+    """Yield the schemas below a schema, each with the steps from its value to theirs."""
+    for keyword, value in node.items():
+        if keyword in _SAME_VALUE:
+            yield value, ()
+        elif keyword in _LISTS or (keyword == "items" and isinstance(value, list)):
+            is_same = keyword in _SAME_VALUE_LISTS
+            yield from ((part, () if is_same else (index,)) for index, part in enumerate(value))
+        elif keyword in _MAPS:
+            is_named, steps = keyword == "properties", _MAPS[keyword]
+            yield from ((part, (name,) if is_named else steps) for name, part in value.items())
+        elif keyword in _PARTS:
+            yield value, _ALL
+
+
+# Apply the paths. A tree has the steps of all paths; at the end of one it is empty.
+
+_Tree = dict[Any, Any]
+
+
+@lru_cache(maxsize=1024)
+def _tree(paths: str) -> _Tree:
+    tree: _Tree = {}
+    for path in json.loads(paths):
+        node = tree
+        for step in path:
+            node = node.setdefault(step, {})
+    return tree
+
+
+def _masked(value: Any, trees: list[_Tree]) -> Any:
+    if not all(trees):
+        return None if value is None else MASK
+    changed: Any = None
+    for key, part, below in _below(value, trees):
+        new = _masked(part, below)
+        if new is not part:
+            changed = value.copy() if changed is None else changed
+            changed[key] = new
+    return value if changed is None else changed
+
+
+def _secrets(value: Any, trees: list[_Tree], place: str) -> Iterator[tuple[str, Any]]:
+    """Yield the secret values, each with its JSON pointer."""
+    if not all(trees):
+        yield place, value
+        return
+    for key, part, below in _below(value, trees):
+        step = str(key).replace("~", "~0").replace("/", "~1")
+        yield from _secrets(part, below, f"{place}/{step}")
+
+
+def _below(value: Any, trees: list[_Tree]) -> Iterator[tuple[Any, Any, list[_Tree]]]:
+    """Yield the parts of a value to which paths lead, by name or index, with the trees of these paths."""
+    if isinstance(value, dict):
+        keys = value if any(None in tree for tree in trees) else {key for tree in trees for key in tree}
+        parts = [(key, value[key]) for key in keys if key in value]
+    elif isinstance(value, list):
+        parts = list(enumerate(value))
+    else:
+        return
+    for key, part in parts:
+        below = [tree[step] for tree in trees for step in (key, None) if step in tree]
+        if below:
+            yield key, part, below
