@@ -180,6 +180,36 @@ async def test_a_policy_is_said_in_words(browser: Browser, database_url: str) ->
         assert dashboard.seen == []
 
 
+async def test_placement(browser: Browser, database_url: str) -> None:
+    """What a job and a task require, what a worker has, and why the tasks of a job wait."""
+    async with example_queue(browser, database_url) as (dashboard, queue):
+        page, client = dashboard.page, queue.client
+        labels = {"gpu": "a100", "memory_gb": 80}
+        policy = {"requires": {"memory_gb": {">=": 40}}, "expected_seconds": 7200}
+        job = await register(client, "Train", worker={"name": "gpu-08", "labels": labels}, **policy)
+        body = {"worker_id": job["worker_id"], "remaining_seconds": 600}
+        assert (await client.post(f"{V1}/tasks/claim", json=body)).json()["reason"] == "no_time"
+        await submit(client, job)
+        url = f"{V1}/rooms/lab/tasks/{job['full_name']}"
+        task = (await client.post(url, json={"payload": {}, "requires": {"gpu": "h100"}})).json()
+        await dashboard.show("overview", "Overview")
+        await expect(page.get_by_text("that require memory_gb>=40 and gpu=h100")).to_be_visible()
+        await expect(page.get_by_text("has enough time for its tasks, which are")).to_be_visible()
+        await dashboard.check("overview-placement")
+        await dashboard.show(f"jobs/{job['full_name']}", "Train")
+        about = page.get_by_role("region", name="Policy")
+        await expect(about).to_contain_text("Expected to run for2 h")
+        await expect(about).to_contain_text("Requiresmemory_gb>=40")
+        await dashboard.show(f"tasks/{task['id']}")
+        await expect(page.get_by_text("gpu=h100", exact=True)).to_be_visible()
+        await expect(page.get_by_text("No worker of @global:modifiers:Train has")).to_be_visible()
+        await dashboard.check("task-placement")
+        await dashboard.show(f"workers/{job['worker_id']}", "Worker gpu-08")
+        await expect(page.get_by_text("gpu=a100, memory_gb=80")).to_be_visible()
+        await expect(page.get_by_text("Allocation ends")).to_be_visible()
+        await dashboard.check("worker-placement")
+
+
 async def _job_with_two_versions(queue: ExampleQueue) -> tuple[str, dict[str, Any]]:
     """Return the path of a job with a task of each version, and the task of the first one."""
     old = {"type": "object", "properties": {"steps": {"type": "integer", "maximum": 500}}}
