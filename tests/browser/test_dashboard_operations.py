@@ -180,18 +180,23 @@ async def test_a_policy_is_said_in_words(browser: Browser, database_url: str) ->
         assert dashboard.seen == []
 
 
+async def _place(queue: ExampleQueue) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return a job, whose only worker has little time, and a task that no worker can run."""
+    client, labels = queue.client, {"gpu": "a100", "memory_gb": 80}
+    policy = {"requires": {"memory_gb": {">=": 40}}, "expected_seconds": 7200}
+    job = await register(client, "Train", worker={"name": "gpu-08", "labels": labels}, **policy)
+    body = {"worker_id": job["worker_id"], "remaining_seconds": 600}
+    assert (await client.post(f"{V1}/tasks/claim", json=body)).json()["reason"] == "no_time"
+    await submit(client, job)
+    url = f"{V1}/rooms/lab/tasks/{job['full_name']}"
+    return job, (await client.post(url, json={"payload": {}, "requires": {"gpu": "h100"}})).json()
+
+
 async def test_placement(browser: Browser, database_url: str) -> None:
     """What a job and a task require, what a worker has, and why the tasks of a job wait."""
     async with example_queue(browser, database_url) as (dashboard, queue):
-        page, client = dashboard.page, queue.client
-        labels = {"gpu": "a100", "memory_gb": 80}
-        policy = {"requires": {"memory_gb": {">=": 40}}, "expected_seconds": 7200}
-        job = await register(client, "Train", worker={"name": "gpu-08", "labels": labels}, **policy)
-        body = {"worker_id": job["worker_id"], "remaining_seconds": 600}
-        assert (await client.post(f"{V1}/tasks/claim", json=body)).json()["reason"] == "no_time"
-        await submit(client, job)
-        url = f"{V1}/rooms/lab/tasks/{job['full_name']}"
-        task = (await client.post(url, json={"payload": {}, "requires": {"gpu": "h100"}})).json()
+        page = dashboard.page
+        job, task = await _place(queue)
         await dashboard.show("overview", "Overview")
         await expect(page.get_by_text("that require memory_gb>=40 and gpu=h100")).to_be_visible()
         await expect(page.get_by_text("has enough time for its tasks, which are")).to_be_visible()

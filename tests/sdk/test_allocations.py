@@ -1,5 +1,6 @@
 """A worker leaves by itself: before its allocation ends, when it is idle, or after some tasks."""
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -136,6 +137,23 @@ def test_a_worker_leaves_after_some_tasks(worker: Make, room: str, slots: int) -
     assert sum(claims) == 2
     statuses = [caller.get_task(task).status for task in ids]
     assert set(statuses) == {TaskStatus.COMPLETED, TaskStatus.PENDING}
+
+
+def test_the_end_of_a_pbs_job_is_its_start_and_its_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`qstat` of PBS prints the start in words; what it does not show is an error with the remedy."""
+    qstat, started = tmp_path / "qstat", time.mktime((2030, 1, 2, 3, 4, 5, 0, 0, -1))
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    limits = {'"walltime":"12:30:15"': 45015, '"walltime":"90"': 90, '"ncpus":1': 365 * 86_400}
+    for limit, seconds in limits.items():
+        job = f'{{"stime":"{time.ctime(started)}","Resource_List":{{{limit}}}}}'
+        text = f'{{"timestamp":1,"Jobs":{{"12.head":{job}}}}}'
+        qstat.write_text(f"#!/bin/sh\n[ \"$*\" = '-f -F json 12.head' ] && echo '{text}'\n")
+        qstat.chmod(0o755)
+        assert end_of_allocation({"PBS_JOBID": "12.head"}) == started + seconds
+    with pytest.raises(ValueError, match=r"walltime of job 13.*Pass a duration"):
+        end_of_allocation({"PBS_JOBID": "13"})
 
 
 def test_wrong_allocations_are_refused(worker: Make) -> None:

@@ -1,5 +1,6 @@
 """How long a worker works: until its allocation on a cluster ends, until it is idle, or for some tasks."""
 
+import json
 import logging
 import os
 import re
@@ -20,6 +21,7 @@ _CHECK_SECONDS = 1.0
 _NO_JOB_SECONDS = 10.0
 _SLURM_END = "SLURM_JOB_END_TIME"
 _SLURM_JOB = "SLURM_JOB_ID"
+_PBS_JOB = "PBS_JOBID"
 _SQUEUE_SECONDS = 60.0
 _YEAR_SECONDS = 365 * 86_400.0
 # [days-][hours:]minutes:seconds
@@ -58,18 +60,21 @@ class Allocation(NamedTuple):
 
 
 def end_of_allocation(environment: Mapping[str, str] | None = None) -> float:
-    """Return when the Slurm allocation of this process ends, in seconds since the epoch.
+    """Return when the allocation of this process on Slurm or PBS ends, in seconds since the epoch.
 
     Newer versions of Slurm set `SLURM_JOB_END_TIME` (sbatch(1), "output environment variables"); of others,
-    like 22.05, `squeue` shows how much time is left. PBS and LSF document no such variable. An allocation
-    without a time limit ends in a year, which is also the end that Slurm sets. Raises ValueError elsewhere.
+    like 22.05, `squeue` shows how much time is left. PBS sets only `PBS_JOBID` (qsub(1B)); `qstat` shows the
+    start and the limit of the job. LSF documents no such variable. An allocation without a time limit ends
+    in a year, which is also the end that Slurm sets. Raises ValueError elsewhere.
     """
     variables = os.environ if environment is None else environment
     value, job = variables.get(_SLURM_END), variables.get(_SLURM_JOB)
+    if value is None and job is None and (pbs_job := variables.get(_PBS_JOB)) is not None:
+        return _end_of_pbs(pbs_job)
     if value is None and job is None:
         raise ValueError(
-            f"{_SLURM_END} is not set, nor is {_SLURM_JOB}: this is no Slurm allocation. Pass how much time "
-            "is left, like 12h"
+            f"{_SLURM_END} is not set, nor is {_SLURM_JOB}: this is no Slurm allocation, and without "
+            f"{_PBS_JOB} none of PBS. Pass how much time is left, like 12h"
         )
     if value is None:
         return time.time() + _seconds_left(str(job))
@@ -106,6 +111,30 @@ def _seconds_left(job: str) -> float:
         )
     days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
     return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+
+
+def _end_of_pbs(job: str) -> float:
+    """Return when a job of PBS ends, by its attributes `stime` and `Resource_List.walltime`.
+
+    `qstat -f -F json` (qstat(1B) of OpenPBS) has both: the start as text in local time, see
+    pbs_job_attributes(7B), and the limit, see pbs_resources(7B). Raises ValueError.
+    """
+    command = ["qstat", "-f", "-F", "json", job]
+    try:
+        done = subprocess.run(  # noqa: S603 - the id of this job
+            command, capture_output=True, text=True, timeout=_SQUEUE_SECONDS, check=False
+        )
+        [attributes] = json.loads(done.stdout, strict=False)["Jobs"].values()
+        started = time.mktime(time.strptime(attributes["stime"]))
+        limit = attributes.get("Resource_List", {}).get("walltime")
+        parts = [] if limit is None else [int(part) for part in str(limit).split(":")]
+    except (OSError, subprocess.TimeoutExpired, LookupError, TypeError, ValueError, OverflowError) as error:
+        raise ValueError(
+            f"{_PBS_JOB} is set, but qstat -f -F json shows no start and walltime of job {job}: {error!r}. "
+            "Pass a duration, like 12h"
+        ) from None
+    seconds = sum(part * 60**place for place, part in enumerate(reversed(parts)))
+    return started + (_YEAR_SECONDS if limit is None else seconds)
 
 
 UNLIMITED = Allocation()
