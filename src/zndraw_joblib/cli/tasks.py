@@ -473,7 +473,8 @@ def _skipped(result: BulkResult) -> str:
     if not result.skipped:
         return ""
     if result.action is BulkAction.PURGE:
-        return f"; {result.skipped:,} ended in the last two minutes: repeat the command later"
+        why = "they ended in the last two minutes, or a group or step that has not ended needs them"
+        return f"; {result.skipped:,} stay, because {why}: repeat the command later"
     if result.action is BulkAction.RETARGET:
         return f"; {result.skipped:,} stay, because they do not match its schema or have changed meanwhile"
     return f"; {result.skipped:,} had changed meanwhile or were locked"

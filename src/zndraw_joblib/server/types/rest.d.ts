@@ -2117,7 +2117,8 @@ export interface components {
          * @description How many tasks the action has affected, and how many that match it has `skipped`.
          *
          *     Those had another status by then, were locked, or, for a purge, ended so recently that the statistics
-         *     have not read them yet: a later action affects them.
+         *     have not read them yet, or are needed by a group or a step that has not ended: a later action affects
+         *     them.
          *
          *     Tasks that were created after the preview are not affected. `is_complete` is false if there may be more
          *     tasks that match: the action affects a limited number; preview it again. `refused` lists the first 100 of

@@ -15,7 +15,7 @@ const ACTIONS = {
   runNow: { label: "Run now", statuses: ["pending"], text: "Scheduled tasks enter their queues now.", done: "put into the queue", isChosen: true },
   cancel: { label: "Cancel", statuses: ["pending", "claimed", "running"], text: "Pending tasks will never run. Of tasks that are claimed or running, the workers are told to stop; what they report afterwards is refused.", done: "cancelled", hasTree: true },
   release: { label: "Release", statuses: ["claimed", "running"], text: "Workers lose the tasks that they hold; the tasks return to their queues.", done: "released", isOperators: true },
-  purge: { label: "Purge", statuses: ["completed", "failed", "cancelled"], text: "Ended tasks are deleted with their logs and results. This cannot be undone.", done: "deleted", skipped: "ended too recently; purge them later", isOperators: true, deletes: true },
+  purge: { label: "Purge", statuses: ["completed", "failed", "cancelled"], text: "Ended tasks are deleted with their logs and results. This cannot be undone.", done: "deleted", skipped: "ended in the last two minutes, or a group or step that has not ended needs them", isOperators: true, deletes: true },
   retarget: { label: "Retarget", statuses: ["pending"], text: "Waiting tasks of earlier versions of the job get the current version, if their payloads match its schema.", done: "moved to the current version", skipped: "do not match its schema, or had changed meanwhile", isOperators: true, needsJob: true },
 };
 
