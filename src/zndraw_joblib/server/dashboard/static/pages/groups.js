@@ -15,7 +15,9 @@ const percent = (group) => (group.progress === null ? "–" : `${Math.floor(grou
 const nameOf = (group) => group.name ?? `Group ${shortId(group.id)}`;
 
 function State({ group: { ended_at: ended, sealed, counts } }) {
-  if (ended) return html`<${Badge} tone=${counts.failed ? "bad" : "good"}>${counts.failed ? "ended with failures" : "ended"}<//>`;
+  if (ended && counts.failed) return html`<${Badge} tone="bad">ended with failures<//>`;
+  if (ended && counts.cancelled) return html`<${Badge} tone="warn">ended, ${count(counts.cancelled)} cancelled<//>`;
+  if (ended) return html`<${Badge} tone="good">ended<//>`;
   return sealed ? html`<${Badge} tone="busy">running<//>` : html`<${Badge} title="More tasks may be added; it ends after it is sealed">open<//>`;
 }
 
@@ -68,9 +70,13 @@ export function Group({ segments: [, id] }) {
   const { state, group, isLive, isEnded } = useGroup(id);
   const filter = { room: [group?.room], group: id };
   const tasks = usePoll((abort) => (group ? get("/tasks", { room: group.room, group: id, limit: LIMIT }, { signal: abort }) : null), [id, group?.room], isEnded ? 15 : 3);
+  const hasMore = Boolean(group && !isEnded && group.total > LIMIT);
+  // The newest tasks of a large group are the last to run.
+  const held = usePoll((abort) => (hasMore ? get("/tasks", { room: group.room, group: id, status: ["claimed", "running"], limit: LIMIT }, { signal: abort }) : null), [id, hasMore], 3);
   const bulk = useSignal(null);
   const reload = () => {
     state.reload();
+    held.reload();
     tasks.reload();
   };
   return html`<${Page} title=${group ? nameOf(group) : "Group"} actions=${group && html`
@@ -81,6 +87,8 @@ export function Group({ segments: [, id] }) {
       <${Summary} group=${group} />
       <${Figures} group=${group} />
       <${Failures} group=${group} />
+      ${hasMore && held.data?.items.length > 0 && html`<${Section} title="Running" class="wide">
+        <${Table} caption="Running tasks" class="dense cards" columns=${COLUMNS.filter((column) => column.name !== "room")} rows=${held.data.items} /><//>`}
       <${Section} title=${group.total > LIMIT ? `Newest of ${plural(group.total, "task")}` : "Tasks"} class="wide"><${Loaded} state=${tasks}>${(found) => found && html`
         <${Table} caption="Tasks" class="dense cards" columns=${COLUMNS.filter((column) => column.name !== "room")} rows=${found.items} empty="No task was added yet." />
         ${found.next && html`<p><a href=${href("tasks", { room: group.room, group: id })}>All ${plural(group.total, "task")}</a></p>`}`}<//><//><//>

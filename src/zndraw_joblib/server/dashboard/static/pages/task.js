@@ -102,7 +102,20 @@ function Whole({ id }) {
 const attemptsOf = (history) => [...new Map(history.transitions.filter((transition) => transition.attempt_number).map((transition) => [transition.attempt_number, transition.attempt]))].slice(-50).reverse();
 
 // A sentence of the API, with moments in the zone of the reader instead of UTC, and with names of workers.
-const readable = (text) => localTimes(text).replace(/[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}/g, (id) => nameOfWorker(id) ?? shortId(id));
+// The ids of workers become their names, those of tasks and groups links.
+const IDS = /([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})/;
+const OTHERS = /\b(tasks?|groups?)\b/gi;
+function Readable({ text }) {
+  let noun = "";
+  return localTimes(text).split(IDS).map((part, index) => {
+    if (index % 2 === 0) {
+      noun = part.match(OTHERS)?.at(-1).toLowerCase() ?? (/\bworkers?\b/i.test(part) ? "" : noun);
+      return part;
+    }
+    if (noun.startsWith("group")) return html`<a class="id" href=${href(["groups", part])}>${shortId(part)}</a>`;
+    return noun ? html`<${TaskLink} id=${part} />` : nameOfWorker(part) ?? shortId(part);
+  });
+}
 
 function Summary({ task, explanation }) {
   const isWaiting = task.status === "pending";
@@ -131,7 +144,7 @@ function Summary({ task, explanation }) {
       ["Id", html`<span class="id">${task.id}</span> <${Copy} text=${task.id} />`, "wide"],
     ]} />
     ${explanation.reasons.length > 0 && !isOver(task.status) && html`<div class="why"><h3>${isWaiting ? "Why it waits" : "Who holds it"}</h3>
-      <ul>${explanation.reasons.map((reason) => html`<li key=${reason.code}><code>${reason.code}</code> ${readable(reason.detail)}</li>`)}</ul>
+      <ul>${explanation.reasons.map((reason) => html`<li key=${reason.code}><code>${reason.code}</code> <${Readable} text=${reason.detail} /></li>`)}</ul>
       ${isWaiting && explanation.wait_seconds !== null && html`<p class="help">It waits about ${duration(explanation.wait_seconds)} at the current rate of its job${
         explanation.queue_position ? `, at position ${count(explanation.queue_position)} of its queue` : ""}.</p>`}</div>`}</section>`;
 }
