@@ -41,7 +41,7 @@ TaskContext TaskHistory TaskLogHandler TaskNotFound TaskProgress TaskResponse Ta
 TaskStatusEvent TaskSubmitRequest
 TaskUpdateRequest TaskVerdict TooManyRequests Transition Unauthorized UploadStalled Verdict Worker
 NotSerializable RangeNotSatisfiable ResultExpired ResultFile ResultNotFound ResultNotSerializable
-ResultStoreFull register_codec NoTokens
+ResultStoreFull register_codec NoTokens TokenRequest
 WithoutWorkers WorkerJobLink WorkerLost WorkerNotFound WorkerResponse WorkerSummary alembic_include_object
 check_result_backend Debounce DeliveryNotFound DuplicateTask JobLimit Keep LimitNotFound Rate TaskWebhook
 Unique WebhookNotFound new_webhook_secret After Output

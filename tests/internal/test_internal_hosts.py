@@ -12,7 +12,7 @@ from uuid import UUID
 import httpx
 import pytest
 from databases import on_both
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from rest import V1
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 from taskiq import InMemoryBroker
@@ -25,6 +25,7 @@ from zndraw_joblib import (
     InternalRegistry,
     JobLib,
     JobPolicy,
+    TokenRequest,
     register_internal_jobs,
     register_internal_tasks,
 )
@@ -175,6 +176,62 @@ async def test_an_executor_of_a_host_is_called_once_by_position(
         report = f"{V1}/tasks/{task['id']}"
         assert (await client.patch(report, json={"status": "running"})).status_code == 200
         assert (await client.patch(report, json={"status": "completed"})).status_code == 200
+
+
+class TokenExecutor(Executor):
+    """An executor of a host that reports with the token that it gets as a keyword."""
+
+    client: httpx.AsyncClient
+
+    async def __call__(
+        self, extension_cls: type[Any], payload: dict[str, Any], room_id: str, task_id: str, /, *, token: str
+    ) -> None:
+        """Run a task, and submit another one below it."""
+        if not payload["x"]:
+            return
+        headers = {"Authorization": f"Bearer {token}"}
+        child = await self.client.post(
+            f"{V1}/rooms/lab/tasks/{NAME}", json={"payload": {"x": 0}}, headers=headers
+        )
+        reports = [
+            await self.client.patch(f"{V1}/tasks/{task_id}", json={"status": status}, headers=headers)
+            for status in ("running", "completed")
+        ]
+        self.calls.append((token, child, *[report.status_code for report in reports]))
+
+
+async def test_an_executor_gets_the_token_of_its_task(sessions: Sessions, broker: InMemoryBroker) -> None:
+    """With the rights of this task, as its submitter; or the token that the host's function returns."""
+
+    def identity(request: Request) -> Identity | None:
+        user = request.headers.get("x-id")
+        return user and Identity(user, is_superuser=False)
+
+    requests: list[TokenRequest] = []
+
+    def task_token(request: TokenRequest) -> str:
+        requests.append(request)
+        return "of-the-host"
+
+    app, executor = FastAPI(), TokenExecutor()
+    joblib = JobLib(session_maker=sessions, identity=identity)
+    joblib.mount(app)
+    await register_internal_jobs(app, broker, [Double], executor, sessions)
+    async with run_lifespan(app) as client:
+        executor.client = client
+        task = await client.post(
+            f"{V1}/rooms/lab/tasks/{NAME}", json={"payload": {"x": 1}}, headers={"X-Id": "ann"}
+        )
+        await until(lambda: executor.calls)
+        token, child, *reports = executor.calls[-1]
+        assert (token[:4], reports) == ("jlt_", [200, 200]), child.text
+        assert (child.json()["parent"], child.json()["created_by"]) == (task.json()["id"], "ann")
+        joblib.worker_tokens._task_token = task_token
+        executor.calls.clear()
+        await client.post(f"{V1}/rooms/lab/tasks/{NAME}", json={"payload": {"x": 1}}, headers={"X-Id": "ann"})
+        await until(lambda: executor.calls)
+        assert executor.calls[0][0] == "of-the-host"
+        assert (requests[0].name, requests[0].room_id, requests[0].user_id) == (NAME, "lab", "ann")
 
 
 async def test_a_host_may_set_the_registry_itself(sessions: Sessions, broker: InMemoryBroker) -> None:

@@ -46,6 +46,16 @@ def checked_worker_token(function: Any) -> Any:
     return function
 
 
+def checked_task_token(function: Any) -> Any:
+    """Return `task_token`. Raises TypeError for what is no function."""
+    if function is not None and not callable(function):
+        raise TypeError(
+            f"task_token is a {type(function).__name__}, not a function. Pass a function that takes a "
+            "TokenRequest and returns a token"
+        )
+    return function
+
+
 def check_guards(**guards: Guard | None) -> None:
     """Raise TypeError for a guard that takes no `room_id`."""
     for name, guard in guards.items():

@@ -38,6 +38,7 @@ from zndraw_joblib.server.internal.providers import InternalRequests
 from zndraw_joblib.server.internal.registry import (
     InternalExecutor,
     InternalRegistry,
+    TaskToken,
     WorkerToken,
     WorkerTokens,
 )
@@ -176,8 +177,9 @@ class JobLib(HostApi):
     `readable_room` and `writable_room` are dependencies that take `room_id`, check access to the room and
     return it. With `tsio`, a
     `socketio.AsyncServer` or a wrapper that takes models, the queue sends events. `on_end` are functions to
-    call after the ends of tasks, by their names; see `submit`. `worker_token`, an async function, returns a
-    token for an internal executor that takes one. The app's lifespan upgrades the schema
+    call after the ends of tasks, by their names; see `submit`. An internal executor that takes a token gets
+    that of `task_token`, a function of a `TokenRequest`, or of `worker_token`, a function without arguments;
+    without them one with the rights of its task. The app's lifespan upgrades the schema
     (SQLite, or with `upgrade_tables`) or checks it (PostgreSQL), and runs the background loops. Set
     `on_providers_removed` to an async function to call it with the full names of providers that were removed
     with their workers; its errors are logged, and after a crash of the server it may not be called.
@@ -208,6 +210,7 @@ class JobLib(HostApi):
         internal_jobs: InternalJobs | None = None,
         on_end: Mapping[str, Hook] | None = None,
         worker_token: WorkerToken | None = None,
+        task_token: TaskToken | None = None,
         prefix: str = "",
         upgrade_tables: bool = False,
     ) -> None:
@@ -227,7 +230,9 @@ class JobLib(HostApi):
         self.publisher.pubsub = runtime.pubsub
         runtime.pubsub.subscribe(self._receive)
         self._scheduler, self.worker_rooms = Scheduler(runtime.write), WorkerRooms(self.guards, runtime)
-        self._connect_internal(checks.checked_worker_token(worker_token))
+        self._connect_internal(
+            checks.checked_worker_token(worker_token), checks.checked_task_token(task_token)
+        )
         self.uploads, self.task_results = Uploads(self.runtime), TaskResults(self.runtime)
         self.streams, self.metrics = Streams(self.runtime), Metrics(self.runtime)
         self.group_streams = GroupStreams(runtime, self.streams)
@@ -238,8 +243,9 @@ class JobLib(HostApi):
         self.webhooks, self.successors = Webhooks(runtime), Successors(runtime)
         self._internal_jobs, self._given_results = internal_jobs, result_backend
 
-    def _connect_internal(self, worker_token: WorkerToken | None) -> None:
-        self.worker_tokens = WorkerTokens(worker_token)
+    def _connect_internal(self, worker_token: WorkerToken | None, task_token: TaskToken | None) -> None:
+        issue = self.runtime.task_tokens.issue_for_executor
+        self.worker_tokens = WorkerTokens(worker_token, task_token, issue)
         self.dispatcher = Dispatcher(self.runtime, self._internal_registry, self.worker_tokens)
         internal = InternalRequests(self._internal_providers, self.worker_tokens)
         self.provider_requests = ProviderRequests(self.runtime, self._has_unknown_subscribers, internal)

@@ -8,7 +8,7 @@ from typing import Any
 from uuid import UUID
 
 from zndraw_joblib.jobs.logs import ExponentialBackoff, log_failed_work
-from zndraw_joblib.server.internal.registry import InternalRegistry, OrderedTask, WorkerTokens
+from zndraw_joblib.server.internal.registry import InternalRegistry, OrderedTask, TokenRequest, WorkerTokens
 from zndraw_joblib.server.process.ports import DispatchMode, InternalTask, RequestKey, job_key
 from zndraw_joblib.server.queue import rules_answers, rules_internal, rules_tasks
 from zndraw_joblib.server.queue.rules_idempotency import Repeat
@@ -242,7 +242,7 @@ class Dispatcher:
         self, handle: InternalTask, task: TaskRecord | TaskResponse, seconds: float, *, takes_token: bool
     ) -> None:
         async with asyncio.timeout(seconds):
-            token = await self._tokens.mint() if takes_token else None
+            token = await self._tokens.of_task(_token_request(task)) if takes_token else None
             await send_to_broker(handle, task, seconds, token)
 
     async def _confirm(self, task_id: UUID) -> None:
@@ -268,6 +268,10 @@ class Dispatcher:
 def _is_claimed_for(task: TaskResponse, registry: InternalRegistry) -> bool:
     is_new = task.status == TaskStatus.CLAIMED and not task.duplicate
     return is_new and task.job_name in registry.tasks
+
+
+def _token_request(task: TaskRecord | TaskResponse) -> TokenRequest:
+    return TokenRequest(_job_name(task), task.room_id, task.id, task.attempt, task.created_by)
 
 
 def _job_name(task: TaskRecord | TaskResponse) -> str:

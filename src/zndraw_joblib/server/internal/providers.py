@@ -35,7 +35,7 @@ class InternalProviderExecutor(Protocol):
 
     It reads ``provider_cls.model_validate_json(params_json)`` and uploads the result, with `token`, to
     ``POST /v1/joblib/providers/{provider_id}/results`` with the header ``X-Request-Hash: {request_id}``.
-    `token` is of `JobLib(worker_token=…)`, None without it.
+    `token` is of `JobLib(task_token=…)` or `JobLib(worker_token=…)`, None without them.
     """
 
     async def __call__(
@@ -81,7 +81,7 @@ class InternalRequests:
         call = {"params_json": params, "provider_id": str(provider_id), "request_id": request_id}
         try:
             async with asyncio.timeout(_SEND_SECONDS):
-                await task.kiq(**call, token=await self._tokens.mint())
+                await task.kiq(**call, token=await self._tokens.of_provider(name))
         except Exception as error:
             logger.warning("Did not dispatch a request to provider=%s: error=%r", name, error)
             raise ServiceUnavailable(

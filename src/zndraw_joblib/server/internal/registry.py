@@ -7,7 +7,8 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from uuid import UUID
 
 from pydantic import ValidationError
 
@@ -29,12 +30,51 @@ _ARGUMENTS_WITHOUT_TOKEN = 4
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
-class WorkerTokens:
-    """Mints tokens with the host's function `worker_token`, if it has given one to `JobLib`."""
+class TokenRequest(NamedTuple):
+    """What a token is for: a task of an internal job, or without a task a request to an internal provider.
 
-    def __init__(self, function: WorkerToken | None = None) -> None:
-        self._function = function
+    `name` is the full name of the job or provider, and `user_id` the submitter of the task.
+    """
+
+    name: str
+    room_id: str
+    task_id: UUID | None = None
+    attempt: int | None = None
+    user_id: str | None = None
+
+
+TaskToken = Callable[[TokenRequest], Awaitable[str] | str]
+Issue = Callable[[UUID, int], Awaitable[str]]
+
+
+class WorkerTokens:
+    """The tokens of executors: of the host's `task_token` or `worker_token`, else the tokens of tasks.
+
+    `issue` returns the token of a claim; see `rules_task_tokens`.
+    """
+
+    def __init__(
+        self,
+        function: WorkerToken | None = None,
+        task_token: TaskToken | None = None,
+        issue: Issue | None = None,
+    ) -> None:
+        self._function, self._task_token, self._issue = function, task_token, issue
         self._has_warned = False
+
+    async def of_task(self, request: TokenRequest) -> str | None:
+        """Return a token for an executor of a task."""
+        if self._task_token is not None:
+            return await _returned("task_token", self._task_token(request))
+        if self._function is None and self._issue is not None and request.task_id is not None:
+            return await self._issue(request.task_id, request.attempt or 0)
+        return await self.mint()
+
+    async def of_provider(self, name: JobName) -> str | None:
+        """Return a token for an executor of a request to a provider."""
+        if self._task_token is not None:
+            return await _returned("task_token", self._task_token(TokenRequest(str(name), name.room_id)))
+        return await self.mint()
 
     async def mint(self) -> str | None:
         """Return a new token; None without a function. Raises TypeError if the function returns no text."""
@@ -46,14 +86,16 @@ class WorkerTokens:
                     "JobLib(worker_token=function), an async function that returns a token"
                 )
             return None
-        token: Any = self._function()
-        if inspect.isawaitable(token):
-            token = await token
-        if not isinstance(token, str) or not token:
-            # Not its value, which may be a secret.
-            raise TypeError(f"worker_token returned {type(token).__name__}: it must return a text, the token")
-        minted: str = token
-        return minted
+        return await _returned("worker_token", self._function())
+
+
+async def _returned(name: str, token: Any) -> str:
+    if inspect.isawaitable(token):
+        token = await token
+    if not isinstance(token, str) or not token:
+        # Not its value, which may be a secret.
+        raise TypeError(f"{name} returned {type(token).__name__}: it must return a text, the token")
+    return token
 
 
 def with_token(executor: Any) -> Callable[..., Awaitable[object]] | None:
@@ -80,7 +122,8 @@ class InternalExecutor(Protocol):
 
     An executor with a true attribute `exclusive_start` starts a task once, however often it is called with
     it. Then the server sends a task that was not started to the broker again. An executor that has a fifth
-    parameter `token` gets a token of `JobLib(worker_token=…)`.
+    parameter `token`, or a keyword of this name, gets a token: of `JobLib(task_token=…)` or
+    `JobLib(worker_token=…)`, else one with the rights of this task alone.
     """
 
     async def __call__(

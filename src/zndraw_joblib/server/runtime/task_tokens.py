@@ -9,6 +9,7 @@ from zndraw_joblib.server.process.ports import Identity
 from zndraw_joblib.server.queue import rules_task_tokens
 from zndraw_joblib.wire.messages import TaskResponse
 
+_BROKER_SECONDS = 86_400
 Work = Callable[..., Awaitable[Any]]
 
 
@@ -35,6 +36,11 @@ class TaskTokens:
         """Return a token of a claim."""
         key = self._key or await self._read_key()
         return rules_task_tokens.sign(key, task_id, attempt, _expiry())
+
+    async def issue_for_executor(self, task_id: UUID, attempt: int) -> str:
+        """Return a token of a task that waits in a broker. No heartbeat renews it: it is valid for a day."""
+        key = self._key or await self._read_key()
+        return rules_task_tokens.sign(key, task_id, attempt, int(time.time()) + _BROKER_SECONDS)
 
     async def identify(self, token: str) -> Identity:
         """Return the identity of the code that has a token. Raises `Unauthorized`."""
