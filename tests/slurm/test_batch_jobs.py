@@ -2,79 +2,17 @@
 
 import re
 import shlex
-import shutil
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
 
 import pytest
-from servers import ServerProcess
-from sitegen import ROOT
 from waiting import wait_until
 
+from slurm.batch import PAGE, SECONDS, Batch
 from slurm.cluster import Cluster
-from zndraw_joblib import Queue
 from zndraw_joblib.client.queue import TaskHandle
 from zndraw_joblib.wire.statuses import TaskStatus
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes, pytest.mark.timeout(500)]
-PAGE = (ROOT / "docs" / "how-to" / "slurm.md").read_text()
-JOB = "@global:jobs:wait_for"
-SECONDS = 240.0
-
-
-class Batch:
-    """A queue, and the folder from which its workers are submitted to Slurm."""
-
-    def __init__(self, cluster: Cluster, folder: Path, server: ServerProcess) -> None:
-        self.cluster, self.folder = cluster, folder
-        [script] = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
-        (folder / "worker.sh").write_text(script.replace("https://queue.example.org", server.url))
-        shutil.copy(Path(__file__).with_name("jobs.py"), folder)
-        self.queue = Queue(server.url, token=server.token)
-        self._token = server.token
-
-    def sbatch(self, *options: str) -> str:
-        """Submit the script, and return the number of its job."""
-        return self.command(["sbatch", *options, "worker.sh"]).rpartition(" ")[2]
-
-    def command(self, words: list[str]) -> str:
-        """Run a command of the page, and return its output."""
-        return self.cluster.run(*words, folder=self.folder, ZNDRAW_JOBLIB_TOKEN=self._token)
-
-    def submit(self, name: str) -> TaskHandle:
-        """Submit a task that ends once the file exists; the worker registers the job first."""
-        wait_until(lambda: [*self.queue.jobs("lab")], SECONDS, interval=0.2)
-        return self.queue.submit(JOB, {"path": str(self.folder / name)}, room="lab")
-
-    def end(self, name: str) -> None:
-        """Let a task end."""
-        (self.folder / name).touch()
-
-    def output(self, job: str) -> str:
-        """Return what a job of Slurm has printed."""
-        return (self.folder / f"slurm-{job}.out").read_text()
-
-    def state(self, job: str) -> str:
-        """Return the state of a job of Slurm."""
-        return self.cluster.job(job)["JobState"]
-
-
-@pytest.fixture
-def batch(cluster: Cluster, tmp_path: Path) -> Iterator[Callable[..., Batch]]:
-    """Return a function that starts a queue; what is left in Slurm ends with the test."""
-    with ExitStack() as stack:
-
-        def start(**settings: Any) -> Batch:
-            server = ServerProcess(f"sqlite+aiosqlite:///{tmp_path}/queue.db", **settings)
-            stack.enter_context(server)
-            made = Batch(cluster, tmp_path, server)
-            stack.callback(made.queue.close)
-            stack.callback(cluster.cancel_all)
-            return made
-
-        yield start
 
 
 def statuses(*tasks: TaskHandle) -> list[TaskStatus]:

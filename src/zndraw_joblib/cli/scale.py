@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import shlex
 import signal
 from collections.abc import Mapping
 from datetime import timedelta
@@ -35,8 +36,17 @@ from zndraw_joblib.wire.worker_tokens import MAX_PATTERNS, MAX_TOKEN_SECONDS, Wo
 from zndraw_joblib.worker.launchers import Launcher, LauncherError, LocalLauncher, worker_command
 from zndraw_joblib.worker.scale_plan import Bounds
 from zndraw_joblib.worker.scaler import Safety, Scaler, Subject
+from zndraw_joblib.worker.slurm import SlurmLauncher, slurm_worker
 
 log = logging.getLogger(__name__)
+
+# sbatch asks the cluster's controller, which all users share.
+_SUBMIT_SECONDS = 1.0
+# Workers need the variables of this command, it needs their names, and their output explains failures.
+_OWN_SBATCH_OPTIONS = {
+    *("--export", "--job-name", "-J", "--output", "-o", "--array", "-a", "--wrap", "--parsable"),
+    *("--test-only", "--requeue"),
+}
 
 app = typer.Typer(help="Start workers while tasks wait, and let them leave.")
 
@@ -45,6 +55,16 @@ Target = Annotated[
 ]
 PassedOn = Annotated[
     list[str] | None, typer.Argument(metavar="[-- ARGUMENTS]", help="More options of worker.")
+]
+SbatchOptions = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[-- ARGUMENTS]", help="Options of sbatch, like --partition=p1 --time=2:00:00."),
+]
+WorkerOptions = Annotated[
+    str,
+    typer.Option(
+        "--worker-options", metavar="TEXT", help="Options of worker in one word, like '--executor process'."
+    ),
 ]
 MaxWorkers = Annotated[
     int, typer.Option("--max-workers", metavar="N", min=1, help="The most workers that this command starts.")
@@ -99,6 +119,12 @@ Lifetime = Annotated[
 Output = Annotated[
     Path | None,
     typer.Option("--output", metavar="DIR", help="The folder for what workers print; default: a new one."),
+]
+SlurmOutput = Annotated[
+    Path | None,
+    typer.Option(
+        "--output", metavar="DIR", help="The folder for what workers print; default: the working directory."
+    ),
 ]
 Drain = Annotated[
     bool, typer.Option("--drain", help="At the end drain all workers; otherwise they leave when idle.")
@@ -209,6 +235,75 @@ def scale_local(  # noqa: PLR0913 - each is an option
         drain=drain,
     )
     run_scaler(url, LocalLauncher(command, target, output, room_of_jobs), options)
+
+
+@app.command("slurm")
+def scale_slurm(  # noqa: PLR0913 - each is an option
+    target: Target,
+    arguments: SbatchOptions = None,
+    *,
+    max_workers: MaxWorkers,
+    worker_options: WorkerOptions = "",
+    backlog: Backlog = 2,
+    per_allocation: PerAllocation = 1,
+    idle: Idle = 300.0,
+    dry_run: DryRun = False,
+    job: Jobs = None,
+    room: Rooms = None,
+    label: ScaleLabels = None,
+    interval: Interval = 10.0,
+    lifetime: Lifetime = 604_800.0,
+    output: SlurmOutput = None,
+    drain: Drain = False,
+    url: Url = DEFAULT_URL,
+    log_level: Log = LogThreshold.INFO,
+    log_format: Format = LogFormat.TEXT,
+) -> None:
+    """Submit batch jobs with workers to Slurm while tasks wait for them.
+
+    sbatch checks one first, and refuses what Slurm cannot run. Ctrl-C ends the command; its batch jobs go on,
+    and end when they are idle or when their time is over.
+    """
+    LogConfig(log_level, log_format).apply()
+    own = _worker_options(worker_options)
+    command = slurm_worker(
+        target,
+        [*own, *(word for text in label or () for word in ("--label", text))],
+        idle=idle,
+        per_allocation=per_allocation,
+    )
+    launcher = SlurmLauncher(command, target, _sbatch_options(arguments), output, option_of(own, "--room"))
+    sizes, counted_jobs = (max_workers, backlog, per_allocation, idle), (job or [], room or [])
+    times = (interval, _SUBMIT_SECONDS, lifetime)
+    options = ScaleOptions(
+        *sizes, *counted_jobs, labels_of(label), *times, concurrency_of(own), dry_run, drain
+    )
+    run_scaler(url, launcher, options)
+
+
+def _worker_options(text: str) -> list[str]:
+    """Return the options of the workers. Raises `UsageError`."""
+    try:
+        options = shlex.split(text)
+    except ValueError as error:
+        raise UsageError(f"--worker-options {text!r}: {error}") from error
+    for option in ("--walltime", "--idle-exit", "--processes"):
+        if option_of(options, option) is not None:
+            raise UsageError(
+                f"--worker-options: {option} is set by this command, as by its --idle and --per-allocation"
+            )
+    return options
+
+
+def _sbatch_options(arguments: list[str] | None) -> list[str]:
+    """Return the options of sbatch. Raises `UsageError` for those that this command needs itself."""
+    for word in arguments or ():
+        name = word.partition("=")[0]
+        if not word.startswith("-"):
+            continue
+        if name in _OWN_SBATCH_OPTIONS:
+            raise UsageError(f"{name} is set by this command, so it cannot be an option of sbatch here")
+    return arguments or []
 
 
 def concurrency_of(arguments: list[str]) -> int:

@@ -165,7 +165,7 @@ class LocalLauncher:
     async def reason(self, allocation: str) -> str:
         """Return the exit code of a process, and the last line that it printed."""
         process = self._processes[allocation]
-        text = await asyncio.to_thread(_tail, self._output(allocation))
+        text = await asyncio.to_thread(output_tail, self._output(allocation))
         return f"exit code {process.returncode}: {text}" if text else f"exit code {process.returncode}"
 
     async def drain(self, allocation: str) -> None:
@@ -192,7 +192,8 @@ def _state(code: int | None) -> AllocationState:
     return AllocationState.FAILED if code else AllocationState.ENDED
 
 
-def _tail(path: Path) -> str:
+def output_tail(path: Path) -> str:
+    """Return the last line of a file that is not empty; nothing if it cannot be read."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - _MAX_OUTPUT))

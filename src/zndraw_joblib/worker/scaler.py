@@ -66,7 +66,10 @@ class Subject(NamedTuple):
 
 @dataclass
 class Own:
-    """An allocation that the scaler has started. `registered` is the most workers of it that were seen."""
+    """An allocation that the scaler has started. `registered` is the most workers of it that were seen.
+
+    One that `is_cancelled` was taken back while it waited.
+    """
 
     id: str
     name: str
@@ -74,6 +77,7 @@ class Own:
     began_at: float | None = None
     registered: int = 0
     registered_at: float = 0.0
+    is_cancelled: bool = False
 
 
 @dataclass
@@ -210,6 +214,8 @@ class Scaler:
 
     async def _record_end(self, one: Own) -> None:
         reason = (await self.launcher.reason(one.id))[:_MAX_REASON]
+        if one.is_cancelled and not one.registered:
+            return
         if one.registered:
             level = logging.WARNING if one.state == AllocationState.FAILED else logging.INFO
             log.log(level, "Allocation %s has %s%s", one.id, one.state, f" ({reason})" if reason else "")
@@ -240,7 +246,14 @@ class Scaler:
         waiting = [one for one in self.own.values() if one.state == AllocationState.WAITING]
         for one in waiting[::-1][:surplus]:
             log.info("Allocation %s waits and is not needed any more: it is cancelled", one.id)
+            one.is_cancelled = True
+            await self._drain(one)
+
+    async def _drain(self, one: Own) -> None:
+        try:
             await self.launcher.drain(one.id)
+        except LauncherError as error:
+            log.warning("Allocation %s is not drained: %s", one.id, error)
 
     async def _submit(self, number: int) -> None:
         for _ in range(number):
@@ -286,5 +299,4 @@ class Scaler:
     async def drain_all(self) -> None:
         """Drain all allocations: those that wait are cancelled, and workers finish their tasks."""
         for one in list(self.own.values()):
-            with suppress(LauncherError):
-                await self.launcher.drain(one.id)
+            await self._drain(one)
