@@ -85,7 +85,10 @@ async def test_allocations_wait_up_to_the_backlog_and_are_cancelled_without_need
     assert len(launcher.now) == 3
     launcher.now["1"] = AllocationState.RUNNING
     await scaler.step()
+    launcher.now["2"] = AllocationState.RUNNING
+    await scaler.step()
     assert len(launcher.now) == 4
+    launcher.now["2"] = AllocationState.WAITING
     await register(client, worker={"name": launcher.names["1"], "slots": 2})
     await scaler.step()
     # Two slots of this one and three that wait are enough for four tasks.

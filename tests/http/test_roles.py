@@ -190,6 +190,25 @@ async def test_roles_without_rooms_have_their_rights_in_all(world: World) -> Non
         assert put.status_code == (201 if Scope.WORK in caller.scopes else 403), role
 
 
+async def test_the_demand_of_global_jobs_is_for_those_who_serve_them(world: World) -> None:
+    """And for the scope `metrics`: with it alone a caller reads the demand of all jobs, and nothing else."""
+    await register(world.users["root"])
+    path = f"{V1}/jobs/@global:modifiers:Rotate/demand"
+    client = world.users["root"]
+    for roles, rooms, of_global, of_all in (
+        (["viewer"], None, 403, 403),
+        (["worker"], None, 200, 403),
+        (["worker"], [OWN], 403, 200),
+        (["worker"], [OWN, GLOBAL], 200, 200),
+        (["metrics"], None, 200, 200),
+        (["metrics"], [OWN], 403, 200),
+    ):
+        headers = {"X-Id": json.dumps([roles, rooms])}
+        answers = [await client.get(url, headers=headers) for url in (path, f"{V1}/demand", f"{V1}/tasks")]
+        assert [one.status_code for one in answers[:2]] == [of_global, of_all], (roles, rooms)
+        assert (roles == ["metrics"]) <= (answers[2].status_code == 403)
+
+
 async def test_lists_without_a_room_show_the_rooms_of_the_caller(world: World) -> None:
     """Searches, counts, lists with cursors, ids and statistics; and what the caller learns about itself."""
     viewer = world.users[Caller((AccessRole.VIEWER,), (OWN,))]  # type: ignore[index]

@@ -118,9 +118,9 @@ async def test_what_a_limit_holds_back_needs_no_worker(pair: list[Replica]) -> N
     bounded = await first.register("Bounded", max_in_flight=2)
     keyed = await first.register("Keyed", limits=[{"key": "/user", "max_in_flight": 1}])
     rated = await first.register("Rated", limits=[{"rate": {"count": 1, "per_seconds": 3600, "burst": 2}}])
-    for _ in range(4):
+    for number in range(4):
         await first.submit(bounded)
-        await second.submit(rated)
+        await second.submit(rated, room=f"room-{number}")
         for user in ("ann", "bob"):
             await second.submit(keyed, {"user": user})
     await first.submit(bounded, requires=GPU)
