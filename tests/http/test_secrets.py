@@ -128,9 +128,12 @@ async def test_no_answer_has_a_secret_but_that_of_the_claim(
     caplog.set_level(logging.DEBUG, logger="zndraw_joblib")
     job, answers = await register(client, schema=SCHEMA), Answers(client)
     group = await _submit_all(answers)
-    claimed = await claim(client, job["worker_id"])
-    assert claimed is not None
+    body = {"worker_id": job["worker_id"], "tokens": True}
+    claimed = (await client.post(f"{V1}/tasks/claim", json=body)).json()["task"]
     assert claimed["payload"] == PAYLOAD
+    token = {"Authorization": f"Bearer {claimed['token']}"}
+    own = await client.get(f"{V1}/tasks/{claimed['id']}", headers=token)
+    assert own.json()["payload"] == PAYLOAD
     await _read_all(answers, f"/tasks/{claimed['id']}", group)
     await _change_all(answers, claimed, group)
     for response in answers.all:

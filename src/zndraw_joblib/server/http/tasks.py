@@ -300,7 +300,9 @@ async def get_task(
 ) -> Response:
     """Return a task; with ``Prefer: wait=N``, wait for its end."""
     wait = min(wait, runtime.settings.long_poll_max_wait_seconds)
-    task = await runtime.get_task(task_id, with_position=wait <= 0)
+    # The token of a task reads what the worker got with the claim.
+    is_own = caller.task is not None and caller.task.id == task_id
+    task = await runtime.get_task(task_id, with_position=wait <= 0, reveal=is_own)
     await check_task_readable(request, caller, task_id, task.room_id)
     if wait <= 0 or task.status in TERMINAL:
         return json_response(task)

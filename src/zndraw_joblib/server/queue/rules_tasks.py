@@ -762,8 +762,13 @@ async def load_bodies(tx: Transaction, reported: Sequence[TaskResponse | Excepti
             task.result = result if task.status is TaskStatus.COMPLETED else None
 
 
-async def get(tx: Transaction, task_id: UUID, *, with_position: bool = True) -> TaskResponse:
-    """Return one task; `with_position` costs more statements while it is queued. Raises `TaskNotFound`."""
+async def get(
+    tx: Transaction, task_id: UUID, *, with_position: bool = True, reveal: bool = False
+) -> TaskResponse:
+    """Return one task; `with_position` costs more statements while it is queued. Raises `TaskNotFound`.
+
+    `reveal` the secret values of its payload only to the task itself.
+    """
     record = await sql_details.by_id(tx, task_id)
     if record is None:
         raise TaskNotFound(f"Task {task_id} not found")
@@ -771,7 +776,9 @@ async def get(tx: Transaction, task_id: UUID, *, with_position: bool = True) -> 
     queue_positions = await positions(tx, [task]) if with_position else {}
     stored = await sql_results.current(tx, [task]) if has_stored else {}
     response = rules_answers.task_response(
-        task, queue_positions.get(task.id), detail, stored.get(task.id), unique_key=task.unique_text
+        *(task, queue_positions.get(task.id), detail, stored.get(task.id)),
+        unique_key=task.unique_text,
+        reveal=reveal,
     )
     if has_predecessors:
         response.after = await rules_successors.after_of(tx, task)

@@ -789,11 +789,16 @@ class Runtime:
         access: CallerAccess = OPEN,
         *,
         with_position: bool = True,
+        reveal: bool = False,
     ) -> TaskResponse:
-        """Return a task; wait up to `wait` seconds for its end. Its position costs more statements."""
+        """Return a task; wait up to `wait` seconds for its end. Its position costs more statements.
+
+        `reveal` the secret values of its payload only to the task itself.
+        """
 
         async def read(*, with_position: bool) -> TaskResponse:
-            return await self.database.read_short(rules_tasks.get, task_id, with_position=with_position)
+            get = partial(rules_tasks.get, with_position=with_position, reveal=reveal)
+            return await self.database.read_short(get, task_id)
 
         async def check(_: Waiter) -> TaskResponse:
             await access.check()
