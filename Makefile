@@ -103,7 +103,7 @@ coverage: $(READY) ## measure which lines and branches the tests of ARGS=fast ru
 	$(BIN)/python -m pytest --cov --cov-report= $(ON_EDIT) $(ARGS)
 	$(BIN)/python -m coverage report --skip-covered --show-missing
 
-engines: $(ENGINES)/.ready ## run tasks on real clusters of Dask, with kills; they are large, in an environment of their own
+engines: $(ENGINES)/.ready ## run tasks on real clusters of Dask, Ray and Parsl, with kills; they are large, in an environment of their own
 	$(ENGINES)/bin/python -m pytest -W default -m "" tests/engines $(ARGS)
 
 mutants: $(READY) ## change the rules one place at a time, and list what no test notices; ARGS=batcher, or ARGS='claims "*7"'
@@ -179,7 +179,7 @@ $(addprefix .venv-,$(addsuffix /.ready,$(PYTHONS))): pyproject.toml requirements
 
 $(ENGINES)/.ready: pyproject.toml requirements/dev.txt requirements/tests.in | $(READY)
 	$(BIN)/python -m venv --clear $(@D)
-	$(@D)/bin/python -m pip install -q -c requirements/dev.txt $(TESTED) -e ".[dask]"
+	$(@D)/bin/python -m pip install -q -c requirements/dev.txt $(TESTED) -e ".[dask,parsl,ray]"
 	@touch $@
 
 # Version 0.1.7 of this package has the same import name, and the generator of clients needs an older Typer:

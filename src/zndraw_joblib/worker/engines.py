@@ -6,11 +6,16 @@ engines are optional: a function imports its own when it is called.
 
 import asyncio
 import logging
+import os
+import signal
+import sys
+import tempfile
 import threading
 from abc import abstractmethod
 from collections.abc import Callable
 from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from zndraw_joblib.client.retry import describe
@@ -18,7 +23,7 @@ from zndraw_joblib.client.retry import describe
 log = logging.getLogger(__name__)
 
 # The function of an engine, and the module that it imports.
-ENGINES = {"dask": "distributed"}
+ENGINES = {"dask": "distributed", "ray": "ray", "parsl": "parsl"}
 
 
 def engine_function(name: str) -> str:
@@ -188,3 +193,109 @@ def _allowed_failures(dask_scheduler: Any) -> int:
     """Return how often the scheduler repeats a call whose process ended; Dask passes it by this name."""
     failures: int = dask_scheduler.allowed_failures
     return failures
+
+
+def ray() -> Executor:
+    """Return an executor on the cluster of `RAY_ADDRESS`, or on one of this machine."""
+    import ray as engine  # noqa: PLC0415 - it is optional
+
+    if not engine.is_initialized():
+        is_main = threading.current_thread() is threading.main_thread()
+        former = signal.getsignal(signal.SIGTERM) if is_main else None
+        engine.init(log_to_driver=False, include_dashboard=False)
+        # Ray's handler would end the worker at once.
+        if former is not None:
+            signal.signal(signal.SIGTERM, former)
+    return RayExecutor()
+
+
+class RayExecutor(EngineExecutor):
+    """Calls functions as tasks of Ray; `options` are those of its `remote`, such as `num_gpus`.
+
+    Ray, to which the process has connected, is left with this object.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        import ray as engine  # noqa: PLC0415 - it is optional
+
+        self._ray = engine
+        # The policy of a job decides whether a call whose process ended runs again.
+        self._remote = engine.remote(max_retries=0, **options)(_call)
+
+    def _send(
+        self, future: "Future[Any]", fn: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> Callable[[], object]:
+        if not self._ray.is_initialized():
+            raise RuntimeError("the process has left Ray")
+        call = self._remote.remote(fn, args, kwargs)
+        _follow(self, call.future(), future)
+        return lambda: self._ray.cancel(call)
+
+    def _close(self) -> None:
+        self._ray.shutdown()
+
+
+def _call(fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    return fn(*args, **kwargs)
+
+
+def _follow(executor: EngineExecutor, answer: "Future[Any]", future: "Future[Any]") -> None:
+    """End a future with the future of an engine."""
+
+    def end(ended: "Future[Any]") -> None:
+        error = ended.exception()
+        executor._end(future, None if error else ended.result(), error)
+
+    answer.add_done_callback(end)
+
+
+def parsl() -> Executor:
+    """Return an executor of Parsl on this machine, with a process for each processor."""
+    from parsl.config import Config  # noqa: PLC0415 - it is optional
+    from parsl.executors import HighThroughputExecutor  # noqa: PLC0415 - it is optional
+    from parsl.providers import LocalProvider  # noqa: PLC0415 - it is optional
+
+    programs = Path(sys.executable).parent
+    processes = HighThroughputExecutor(
+        label="zndraw_joblib",
+        address="127.0.0.1",
+        max_workers_per_node=os.cpu_count() or 1,
+        # A block that was killed is noticed after the threshold, and another one starts.
+        heartbeat_period=2,
+        heartbeat_threshold=10,
+        interchange_launch_cmd=[str(programs / "interchange.py")],
+        provider=LocalProvider(max_blocks=1, worker_init=f"export PATH='{programs}':$PATH"),
+    )
+    return ParslExecutor(Config(executors=[processes], run_dir=tempfile.mkdtemp(prefix="parsl-")))
+
+
+class ParslExecutor(EngineExecutor):
+    """Calls functions by a configuration of Parsl, whose `retries` should be 0.
+
+    Parsl cannot cancel: a call whose future is cancelled runs as soon as a process is free.
+    """
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        from parsl.concurrent import ParslPoolExecutor  # noqa: PLC0415 - it is optional
+        from parsl.dataflow.dflow import DataFlowKernel  # noqa: PLC0415 - it is optional
+        from parsl.executors.errors import BadStateException  # noqa: PLC0415 - it is optional
+
+        self._kernel = DataFlowKernel(config)
+        self._pool = ParslPoolExecutor(dfk=self._kernel)
+        self._bad_state = BadStateException
+
+    def _send(
+        self, future: "Future[Any]", fn: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> Callable[[], object]:
+        _follow(self, self._pool.submit(fn, *args, **kwargs), future)
+        return lambda: None
+
+    def _end(self, future: "Future[Any]", result: Any = None, error: BaseException | None = None) -> None:
+        if isinstance(error, self._bad_state):
+            error = BrokenExecutor(f"Parsl starts no more processes: {describe(error)}")
+        super()._end(future, result, error)
+
+    def _close(self) -> None:
+        self._kernel.cleanup()
