@@ -409,8 +409,8 @@ def _family(root: type[ProblemException]) -> list[type[ProblemException]]:
 
 
 PROBLEMS = {cls.problem_id(): cls for cls in _family(ProblemException) if cls is not ProblemException}
-# A 410 of a host has nothing to do with results.
-_BY_STATUS = {cls.status: cls for cls in reversed(PROBLEMS.values()) if cls is not ResultExpired}
+# A 410 of a host has nothing to do with results, and a 501 nothing with tokens.
+_BY_STATUS = {cls.status: cls for cls in reversed(PROBLEMS.values()) if cls not in {ResultExpired, NoTokens}}
 _BY_STATUS |= {400: InvalidRequest}
 
 
