@@ -67,6 +67,8 @@ class LimitedTasks(RuleBasedStateMachine):
         self.keyless: set[UUID] = set()
         # When the next token of a user is due without a burst.
         self.next_at: dict[str, datetime] = {}
+        # The same if a claim has looked at the limit at once after the clock was set back.
+        self.first_at: dict[str, datetime] = {}
         self.order = 0
 
     def teardown(self) -> None:
@@ -138,11 +140,11 @@ class LimitedTasks(RuleBasedStateMachine):
         counts.update(("room", task.room_id) for task in held)
         return counts
 
-    def ready_at(self, user: str) -> datetime:
-        """Return when the rate allows the next task of a user."""
+    def ready_at(self, user: str, times: dict[str, datetime]) -> datetime:
+        """Return when the rate allows the next task of a user, by `next_at` or `first_at`."""
         interval = timedelta(seconds=RATE.interval)
-        if (at := self.next_at.get(user)) is not None:
-            self.next_at[user] = at = min(at, self.clock.now + RATE.burst * interval)
+        if (at := times.get(user)) is not None:
+            times[user] = at = min(at, self.clock.now + RATE.burst * interval)
             return at - (RATE.burst - 1) * interval
         return self.clock.now
 
@@ -151,7 +153,7 @@ class LimitedTasks(RuleBasedStateMachine):
         for kind, value, limit in self.keys(task):
             if limit.max_in_flight is not None and held[kind, value] >= limit.max_in_flight:
                 return False
-            if limit.rate is not None and self.ready_at(value) > self.clock.now:
+            if limit.rate is not None and self.ready_at(value, self.next_at) > self.clock.now:
                 return False
         return self.cap is None or held["room", task.room_id] < self.cap
 
@@ -189,9 +191,11 @@ class LimitedTasks(RuleBasedStateMachine):
         for task in claimed:
             for _, value, limit in self.keys(task):
                 if limit.rate is not None:
-                    assert self.ready_at(value) <= self.clock.now
-                    at = max(self.next_at.get(value, self.clock.now), self.clock.now)
-                    self.next_at[value] = at + timedelta(seconds=RATE.interval)
+                    assert self.ready_at(value, self.first_at) <= self.clock.now
+                    for times in (self.first_at, self.next_at):
+                        self.ready_at(value, times)
+                        at = max(times.get(value, self.clock.now), self.clock.now)
+                        times[value] = at + timedelta(seconds=RATE.interval)
         self.read()
         self.check_slots(claimed, before, self.held())
 
@@ -254,6 +258,8 @@ class LimitedTasks(RuleBasedStateMachine):
     def time_passes(self, server: int, seconds: int) -> None:
         """The sweeper retries, fails and queues what is due; the clock may be set back."""
         self.clock.advance(seconds)
+        for user in self.first_at:
+            self.ready_at(user, self.first_at)
         for work in (rules_sweep.recover_overdue, rules_sweep.recover_abandoned, rules_sweep.enqueue_due):
             while self.write(server, work):
                 pass
