@@ -285,6 +285,12 @@ NODE = {"properties": {"name": {}, "key": {"writeOnly": True}, "below": {"items"
             {"top": {"name": "a", "key": 1, "below": [{"name": "b", "key": 2}]}},
             {"top": {"name": "a", "key": MASK, "below": [MASK]}},
         ),
+        # A value that one alternative hides as a whole, and another in part.
+        (
+            {"properties": {"a": {"anyOf": [{"format": "password"}, LOGIN]}}},
+            {"a": "x", "b": 1},
+            {"a": MASK, "b": 1},
+        ),
         # What is not understood hides all.
         (
             {"properties": {"a": {"writeOnly": True}, "b": {"$ref": "x.json"}}},

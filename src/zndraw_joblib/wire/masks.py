@@ -180,7 +180,12 @@ _Tree = dict[Any, Any]
 @lru_cache(maxsize=1024)
 def _tree(paths: str) -> _Tree:
     tree: _Tree = {}
-    for path in json.loads(paths):
+    ends = set[_Path]()
+    # A value that is secret as a whole has no other paths below it: where its path ends, the tree is empty.
+    for path in sorted(map(tuple, json.loads(paths)), key=len):
+        if any(path[:length] in ends for length in range(len(path))):
+            continue
+        ends.add(path)
         node = tree
         for step in path:
             node = node.setdefault(step, {})
