@@ -3,7 +3,8 @@
 import logging
 import sys
 import textwrap
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -57,6 +58,15 @@ class UsageError(CommandError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, exit_code=2)
+
+
+@contextmanager
+def usage_errors() -> Iterator[None]:
+    """Raise a ValueError of the SDK or of a model as a `UsageError`."""
+    try:
+        yield
+    except ValueError as error:
+        raise UsageError(str(error)) from error
 
 
 # Tables that fit into a terminal: ids, jobs and errors stay visible at 80 columns.

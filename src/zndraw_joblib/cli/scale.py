@@ -215,7 +215,6 @@ def scale_local(  # noqa: PLR0913 - each is an option
     """
     LogConfig(log_level, log_format).apply()
     passed_on = [*(arguments or ()), *(word for text in label or () for word in ("--label", text))]
-    room_of_jobs = option_of(arguments or [], "--room")
     command = worker_command(
         [target, *passed_on], idle=idle, per_allocation=per_allocation, lifetime=lifetime
     )
@@ -234,7 +233,7 @@ def scale_local(  # noqa: PLR0913 - each is an option
         dry_run=dry_run,
         drain=drain,
     )
-    run_scaler(url, LocalLauncher(command, target, output, room_of_jobs), options)
+    run_scaler(url, LocalLauncher(command, target, output, option_of(arguments or [], "--room")), options)
 
 
 @app.command("slurm")

@@ -6,7 +6,15 @@ from zoneinfo import ZoneInfo
 import typer
 
 from zndraw_joblib.cli.client import open_client
-from zndraw_joblib.cli.display import ItemTable, UsageError, counted, print_fields, print_json, print_note
+from zndraw_joblib.cli.display import (
+    ItemTable,
+    UsageError,
+    counted,
+    print_fields,
+    print_json,
+    print_note,
+    usage_errors,
+)
 from zndraw_joblib.cli.options import AsJson, Room, Url, refuse_options_before
 from zndraw_joblib.cli.submit import (
     DebounceTime,
@@ -165,12 +173,9 @@ def put(  # noqa: PLR0913 - each is an option
         **{"expires_in_seconds": expires_in, "max_attempts": max_attempts, "paused": paused, "tags": tag},
     }
     fields = {name: value for name, value in fields.items() if value is not None} | requirements(require)
-    with open_client(url) as client:
+    with open_client(url) as client, usage_errors():
         full_name = str(client.find_job(str(job), room))
-        try:
-            _print(client.schedules.put(name, full_name, body, room=room, **fields), as_json=as_json)
-        except ValueError as error:
-            raise UsageError(str(error)) from error
+        _print(client.schedules.put(name, full_name, body, room=room, **fields), as_json=as_json)
 
 
 def _times(cron: str | None, every: list[float] | None, at: str | None) -> dict[str, Any]:

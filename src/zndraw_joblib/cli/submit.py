@@ -340,11 +340,12 @@ def _print_results(results: Sequence[str | ProblemException], numbers: deque[int
 _GROUP = "group:"
 
 
-def predecessors(names: list[str] | None, on_failure: OnFailure | None) -> dict[str, Any]:
-    """Return what a task waits for, by the given names. Raises `UsageError` for --on-failure alone."""
+def _relations(names: list[str] | None, on_failure: OnFailure | None, parent: str | None) -> dict[str, Any]:
+    """Return the parent and what a task waits for, as given. Raises `UsageError` for --on-failure alone."""
     if on_failure is not None and not names:
         raise UsageError("--on-failure is about other tasks. Add --after, or remove it")
-    return {"after": {"tasks": names, "on_failure": on_failure or OnFailure.FAIL}} if names else {}
+    after = {"tasks": names, "on_failure": on_failure or OnFailure.FAIL} if names else None
+    return {name: value for name, value in (("parent", parent), ("after", after)) if value is not None}
 
 
 def with_ids(client: AdminClient, options: dict[str, Any]) -> dict[str, Any]:
@@ -553,8 +554,7 @@ def submit(  # noqa: PLR0913 - each is an option
     rules = {"unique": unique, "debounce": debounce, "tags": tag, "priority": priority}
     times = {"delay_seconds": delay, "expires_in_seconds": expires_in, "max_attempts": max_attempts}
     options = parse_options(run_at=run_at, key=idempotency_key, webhook=webhook, **times, **rules)
-    options |= predecessors(after, on_failure) | requirements(require)
-    options |= {} if parent is None else {"parent": parent}
+    options |= _relations(after, on_failure, parent) | requirements(require)
     if file is not None:
         _check_alone(values=values, payload=payload, wait=wait, timeout=timeout, as_json=as_json)
         _submit_lines(file, job, room, options, idempotency_key or str(uuid4()), url, group)

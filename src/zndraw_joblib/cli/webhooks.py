@@ -7,7 +7,15 @@ from typing import Annotated
 import typer
 
 from zndraw_joblib.cli.client import open_client
-from zndraw_joblib.cli.display import ItemTable, UsageError, counted, print_fields, print_json, print_note
+from zndraw_joblib.cli.display import (
+    ItemTable,
+    UsageError,
+    counted,
+    print_fields,
+    print_json,
+    print_note,
+    usage_errors,
+)
 from zndraw_joblib.cli.options import AsJson, Room, Url, refuse_options_before
 from zndraw_joblib.client.connection import DEFAULT_URL
 from zndraw_joblib.wire.names import DEFAULT_ROOM
@@ -100,11 +108,8 @@ def put(  # noqa: PLR0913 - each is an option
     if secret is not None and new_secret:
         raise UsageError("Give --secret or --new-secret, not both")
     made = new_webhook_secret() if new_secret else None
-    with open_client(url) as client:
-        try:
-            webhook = client.webhooks.put(name, target, events=event, secret=secret or made, room=room)
-        except ValueError as error:
-            raise UsageError(str(error)) from error
+    with open_client(url) as client, usage_errors():
+        webhook = client.webhooks.put(name, target, events=event, secret=secret or made, room=room)
     if as_json and made is not None:
         print_json({**webhook.model_dump(mode="json"), "secret": made})
         return

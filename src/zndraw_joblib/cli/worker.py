@@ -19,6 +19,7 @@ from zndraw_joblib.cli.display import (
     print_fields,
     print_json,
     print_note,
+    usage_errors,
     warn_of_unknown,
 )
 from zndraw_joblib.cli.options import AsJson, Format, Limit, Log, Url, WorkerId, check_room
@@ -307,7 +308,7 @@ def worker(  # noqa: PLR0913 - each is an option
     retry_on: RetryOnOption = None,
     non_retryable: NonRetryableOption = None,
     timeout: Timeout = None,
-    expected_time: ExpectedTime = None,
+    expected: ExpectedTime = None,
     start_timeout: StartTimeout = None,
     without_workers: WithoutWorkersOption = None,
     url: Url = DEFAULT_URL,
@@ -325,13 +326,10 @@ def worker(  # noqa: PLR0913 - each is an option
     """Run a worker for the extensions of a module or .py file.
 
     The options for retries and time limits hold for all its jobs, over the policy of each class.
-
     Ctrl-C lets the running tasks finish; a second Ctrl-C stops at once.
     """
     log = _applied_log(log_level, log_format, quiet=quiet)
-    policy = _policy(
-        *(max_attempts, retry_on, non_retryable, timeout, expected_time, start_timeout, without_workers)
-    )
+    policy = _policy(max_attempts, retry_on, non_retryable, timeout, expected, start_timeout, without_workers)
     options = _labels(label) | _options(concurrency=concurrency, prefetch=prefetch, capture_output=capture)
     options |= _options(run_spans=run_spans.value, name=_checked(name), cancel_grace=_grace(cancel_grace))
     options["allocation"] = _allocation(walltime, idle_exit, max_tasks, requeue=requeue)
@@ -451,10 +449,8 @@ def _policy(*values: Any) -> PolicyOptions:
     """Return the options of a policy that are given. Raises `UsageError` for an invalid one."""
     options = zip(_POLICY_OPTIONS, values, strict=True)
     policy = cast("PolicyOptions", {name: value for name, value in options if value is not None})
-    try:
+    with usage_errors():
         policy_of(policy)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
     return policy
 
 

@@ -230,9 +230,7 @@ class JobLib(HostApi):
         self.publisher.pubsub = runtime.pubsub
         runtime.pubsub.subscribe(self._receive)
         self._scheduler, self.worker_rooms = Scheduler(runtime.write), WorkerRooms(self.guards, runtime)
-        self._connect_internal(
-            checks.checked_worker_token(worker_token), checks.checked_task_token(task_token)
-        )
+        self._connect_internal(worker_token, task_token)
         self.uploads, self.task_results = Uploads(self.runtime), TaskResults(self.runtime)
         self.streams, self.metrics = Streams(self.runtime), Metrics(self.runtime)
         self.group_streams = GroupStreams(runtime, self.streams)
@@ -244,8 +242,8 @@ class JobLib(HostApi):
         self._internal_jobs, self._given_results = internal_jobs, result_backend
 
     def _connect_internal(self, worker_token: WorkerToken | None, task_token: TaskToken | None) -> None:
-        issue = self.runtime.task_tokens.issue_for_executor
-        self.worker_tokens = WorkerTokens(worker_token, task_token, issue)
+        given = checks.checked_worker_token(worker_token), checks.checked_task_token(task_token)
+        self.worker_tokens = WorkerTokens(*given, self.runtime.task_tokens.issue_for_executor)
         self.dispatcher = Dispatcher(self.runtime, self._internal_registry, self.worker_tokens)
         internal = InternalRequests(self._internal_providers, self.worker_tokens)
         self.provider_requests = ProviderRequests(self.runtime, self._has_unknown_subscribers, internal)

@@ -473,9 +473,8 @@ async def fire(tx: Transaction, plans: Sequence[Plan], items: Sequence[Submissio
     for item, result in zip(items, results, strict=True):
         of_schedule.setdefault((item.room_id, item.schedule or ""), []).append((item, result))
     now = await tx.now()
-    moved = [
-        _moved(plan, of_schedule.get((plan.schedule.room_id, plan.schedule.name), []), now) for plan in plans
-    ]
+    keys = [(plan.schedule.room_id, plan.schedule.name) for plan in plans]
+    moved = [_moved(plan, of_schedule.get(key, []), now) for plan, key in zip(plans, keys, strict=True)]
     await sql_schedules.advance(tx, [schedule for schedule in moved if schedule is not None])
     return results
 

@@ -231,9 +231,8 @@ class Runtime:
             self.batcher(work, tasks_of=limit)
             for work in (self._plain_claims.claim, self._plain_claims.claim_chosen)
         ]
-        beat = partial(rules_workers.heartbeat, limits=partial(LogLimits.of, settings))
         self.heartbeats: Batcher[rules_workers.Heartbeat, WorkerResponse] = self.batcher(
-            beat, tasks_of=weight
+            partial(rules_workers.heartbeat, limits=partial(LogLimits.of, settings)), tasks_of=weight
         )
         self.payload_validator = PayloadValidator(share=settings.share_of)
         self.batch_items = LocalHistogram((1, 2, 4, 8, 16, 32, 64, 128, 256))
