@@ -52,7 +52,9 @@ INVARIANTS = {
             UNION ALL SELECT room_id, -1 FROM joblib_room_stream WHERE webhook_events IS NOT NULL) x
           GROUP BY room_id HAVING sum(n) <> 0) y""",
     "a worker is linked to a soft-deleted job": """
-        SELECT count(*) FROM joblib_worker_job l JOIN joblib_job j ON j.id = l.job_id
+        SELECT count(*) FROM (
+          SELECT job_id FROM joblib_worker_job UNION ALL SELECT job_id FROM joblib_unfit_worker
+        ) l JOIN joblib_job j ON j.id = l.job_id
         WHERE j.deleted AND NOT EXISTS (
           SELECT 1 FROM joblib_job c WHERE c.full_name = j.full_name AND NOT c.deleted)""",
     "a soft-deleted job has a pending task": """
@@ -71,12 +73,16 @@ INVARIANTS = {
             SELECT 1 FROM joblib_job v WHERE v.full_name = j.full_name AND v.pending + v.scheduled > 0)
           AND coalesce(without_workers, 'forget') = 'forget'
           AND NOT EXISTS (
-            SELECT 1 FROM joblib_worker_job l JOIN joblib_job v ON v.id = l.job_id
+            SELECT 1 FROM (
+              SELECT job_id FROM joblib_worker_job UNION ALL SELECT job_id FROM joblib_unfit_worker
+            ) l JOIN joblib_job v ON v.id = l.job_id
             WHERE v.full_name = j.full_name)""",
     "a time without workers is recorded of a job with one, or missing of a remote job without": """
         SELECT count(*) FROM joblib_job j
         WHERE NOT deleted AND room_id <> '@internal' AND (unserved_since IS NULL) <> EXISTS (
-            SELECT 1 FROM joblib_worker_job l JOIN joblib_job v ON v.id = l.job_id
+            SELECT 1 FROM (
+              SELECT job_id FROM joblib_worker_job UNION ALL SELECT job_id FROM joblib_unfit_worker
+            ) l JOIN joblib_job v ON v.id = l.job_id
             WHERE v.full_name = j.full_name
         )""",
     "the active worker of a provider is not its newest one": """

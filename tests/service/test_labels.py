@@ -5,14 +5,14 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from replica import Replica
+from replica import SUBMITTER, Replica
 from waiting import until
 
 from zndraw_joblib.server.admin import sql_figures
 from zndraw_joblib.server.queue import rules_jobs, rules_queues, rules_task_actions, rules_workers
 from zndraw_joblib.wire.messages import JobResponse, TaskResponse, WorkerInfo
 from zndraw_joblib.wire.names import parse_job_name
-from zndraw_joblib.wire.problems import InvalidRequest, TooManyRequests
+from zndraw_joblib.wire.problems import InvalidRequest, JobNotFound, SchemaConflict, TooManyRequests
 from zndraw_joblib.wire.statuses import TaskStatus
 
 BIG = {"gpu": "a100", "memory_gb": {">=": 40}}
@@ -88,6 +88,26 @@ async def test_the_policy_of_a_job_requires_labels_of_all_its_tasks(pair: list[R
     assert await first.claim(job.worker_id) is None
     await second.register(worker=job.worker_id, requires={})
     assert (await first.claim_task(job.worker_id)).id == narrow.id
+
+
+async def test_a_worker_that_lacks_labels_keeps_its_job(pair: list[Replica]) -> None:
+    """The job stays, with its schema, until the worker leaves; new labels let the worker serve it."""
+    first, second = pair
+    job = await worker(first, {"gpu": "t4"})
+    leaving = await second.register(requires={"gpu": "a100"}, about=WorkerInfo(labels={"gpu": "a100"}))
+    await first.leave(leaving.worker_id)
+    task = await first.submit(job)
+    await second.report(task.id, TaskStatus.CANCELLED, by=SUBMITTER)
+    with pytest.raises(SchemaConflict):
+        await second.register(schema={"type": "object", "required": ["b"]})
+    await relabel(second, job.worker_id, {"gpu": "a100"})
+    again = await first.submit(job)
+    assert (await second.claim_task(job.worker_id)).id == again.id
+    await end(first, again)
+    await relabel(first, job.worker_id, {})
+    await second.leave(job.worker_id)
+    with pytest.raises(JobNotFound):
+        await first.submit(job)
 
 
 async def test_a_submit_only_narrows_what_the_job_requires(replica: Replica) -> None:

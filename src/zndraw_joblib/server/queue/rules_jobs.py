@@ -216,7 +216,7 @@ async def delete(tx: Transaction, name: JobName) -> None:
     if name.room_id == INTERNAL:
         raise Conflict(f"{str(name)!r} is declared by the server: remove it from the server's code")
     versions = await sql_jobs.versions_of(tx, [job.id])
-    if await sql_jobs.served(tx, versions[job.id]):
+    if await sql_jobs.has_workers(tx, versions[job.id]):
         raise Conflict(f"A worker serves {str(name)!r}: stop its workers first")
     if not await sql_jobs.delete_unused(tx, job.id):
         raise Conflict(

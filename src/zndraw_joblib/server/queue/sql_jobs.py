@@ -166,8 +166,14 @@ SELECT count(*) FROM (
     "number",
 )
 # Conditions on all versions of a job.
+# A worker that lacks labels which the job requires is a worker of it too: new labels, or another policy, let
+# it serve the job without a registration.
 _IS_UNSERVED = """NOT EXISTS (
         SELECT 1 FROM joblib_job AS version JOIN joblib_worker_job ON joblib_worker_job.job_id = version.id
+        WHERE version.full_name = joblib_job.full_name
+    ) AND NOT EXISTS (
+        SELECT 1 FROM joblib_job AS version
+        JOIN joblib_unfit_worker ON joblib_unfit_worker.job_id = version.id
         WHERE version.full_name = joblib_job.full_name
     )"""
 _IS_EMPTY = """pending = 0 AND scheduled = 0 AND NOT EXISTS (
@@ -344,6 +350,9 @@ _IS_USED = statement(
 SELECT EXISTS (SELECT 1 FROM joblib_task WHERE joblib_task.job_id = :id) OR EXISTS (
     SELECT 1 FROM joblib_worker_job WHERE joblib_worker_job.job_id = :id
         AND joblib_worker_job.worker_id <> :worker_id
+) OR EXISTS (
+    SELECT 1 FROM joblib_unfit_worker WHERE joblib_unfit_worker.job_id = :id
+        AND joblib_unfit_worker.worker_id <> :worker_id
 )
 """,
     "is_used",
@@ -366,7 +375,10 @@ SELECT EXISTS (
 )
 _OTHER_WORKERS = statement(
     """
-SELECT job_id FROM joblib_worker_job WHERE job_id = ANY (:all_job_id) AND worker_id <> :worker_id LIMIT 1
+SELECT job_id FROM joblib_worker_job WHERE job_id = ANY (:all_job_id) AND worker_id <> :worker_id
+UNION ALL
+SELECT job_id FROM joblib_unfit_worker WHERE job_id = ANY (:all_job_id) AND worker_id <> :worker_id
+LIMIT 1
 """,
     "job_id",
 )
@@ -603,7 +615,7 @@ async def have_pending(tx: Transaction, job_ids: Sequence[UUID]) -> bool:
 
 
 async def has_workers(tx: Transaction, job_ids: Sequence[UUID], but: UUID | None = None) -> bool:
-    """Return whether other workers than one serve any of these versions of jobs."""
+    """Return whether other workers than one are registered for any of these versions of jobs."""
     params = {"all_job_id": padded(job_ids), "worker_id": but or FIRST}
     return (await tx.execute(_OTHER_WORKERS, params)).first() is not None
 
