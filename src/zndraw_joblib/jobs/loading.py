@@ -39,7 +39,11 @@ def load_extensions(target: str) -> list[type[Any]]:
     Classes of other modules, abstract classes and names with a leading underscore do not count.
     Raises `CannotLoad`.
     """
-    module = load_module(target)
+    return extensions_of(load_module(target), target)
+
+
+def extensions_of(module: ModuleType, target: str = "") -> list[type[Any]]:
+    """Return the extensions that a module defines, as `load_extensions` does. Raises `NothingToServe`."""
     classes = [
         value
         for name, value in vars(module).items()
@@ -48,8 +52,8 @@ def load_extensions(target: str) -> list[type[Any]]:
     extensions = [cls for cls in dict.fromkeys(classes) if _takes_vis(cls)]
     if not extensions:
         raise NothingToServe(
-            f"{target!r} defines no extension: no function with @job, and no class of its own with a "
-            "category and run(self, vis)"
+            f"{target or module.__name__!r} defines no extension: no function with @job, and no class of its "
+            "own with a category and run(self, vis)"
         )
     return extensions
 

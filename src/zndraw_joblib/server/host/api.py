@@ -58,6 +58,7 @@ from zndraw_joblib.wire.messages import (
 )
 from zndraw_joblib.wire.names import (
     GLOBAL,
+    INTERNAL,
     JobName,
     format_key,
     missing_text,
@@ -286,7 +287,7 @@ class HostApi(GroupApi):
         `ServiceUnavailable`. On PostgreSQL, other submits of the job wait until the `session` ends.
         """
         caller = identity_of(identity)
-        name, task = new_task(job, payload, room, job_room, options)
+        name, task = new_task(job, payload, room, self._room_of(job, job_room), options)
         rules_successors.check_ids(task.after)
         hours = self.runtime.settings.idempotency_key_hours
         key = request_key("submit", caller, idempotency_key, [task, on_end], hours)
@@ -321,7 +322,10 @@ class HostApi(GroupApi):
         it names the task, like ``tasks.3``.
         """
         caller = identity_of(identity)
-        named_tasks = [_new_task(index, task, room, job_room, options) for index, task in enumerate(tasks)]
+        named_tasks = [
+            _new_task(index, task, room, self._room_of(task, job_room), options)
+            for index, task in enumerate(tasks)
+        ]
         if len(named_tasks) > MAX_BATCH:
             raise InvalidRequest(f"tasks: {len(named_tasks)} tasks, but one call submits at most {MAX_BATCH}")
         if not named_tasks:
@@ -475,6 +479,13 @@ class HostApi(GroupApi):
             text = missing_text(str(problem), str(item.job), item.room_id, seen)
             problem.problem = problem.problem.model_copy(update={"detail": text})
             raise
+
+    def _room_of(self, job: Any, job_room: str | None) -> str | None:
+        """Return the room of a job: without `job_room` that of the app's own jobs, if it is one of them."""
+        registry = self.dispatcher.registry() if job_room is None and not isinstance(job, str) else None
+        cls = job if isinstance(job, type) else type(job)
+        is_own = registry is not None and cls in registry.extensions.values()
+        return INTERNAL if is_own else job_room
 
     def _deferred(self, item: Submission) -> Submission:
         """Let the dispatcher send a task of an internal job, after the host's commit."""

@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from fastapi import FastAPI
@@ -11,8 +11,10 @@ from zndraw_joblib.server.http.access import Guard, QueueState
 from zndraw_joblib.server.http.identity import check_identity_type
 from zndraw_joblib.server.http.openapi import namespace_of, operation_id
 from zndraw_joblib.server.http.requests import takes_parameter
+from zndraw_joblib.server.internal.registry import load_listed
 from zndraw_joblib.server.realtime.socketio_internals import is_synchronous, redis_channel
 
+_MAX_CONCURRENCY = 1000
 _PREFIX = re.compile(r"(/[A-Za-z0-9._~-]+)+")
 
 
@@ -54,6 +56,25 @@ def checked_task_token(function: Any) -> Any:
             "TokenRequest and returns a token"
         )
     return function
+
+
+def checked_jobs(jobs: Sequence[Any], concurrency: int) -> Callable[..., Any] | None:
+    """Return the function that offers the jobs of ``JobLib(jobs=…)``, as `InternalJobs`; None without jobs.
+
+    Raises TypeError, ValueError or `CannotLoad` for what cannot be a job of the app.
+    """
+    if not 1 <= concurrency <= _MAX_CONCURRENCY:
+        raise ValueError(f"JobLib(concurrency={concurrency}): it must be 1 to {_MAX_CONCURRENCY:,}")
+    classes = load_listed(jobs)
+    if not classes:
+        return None
+
+    def offer(runtime: Any, wake_dispatcher: Callable[[], None]) -> Any:
+        from zndraw_joblib.server.internal.setup import app_jobs  # noqa: PLC0415 - it loads taskiq
+
+        return app_jobs(classes, concurrency, runtime, wake_dispatcher)
+
+    return offer
 
 
 def check_guards(**guards: Guard | None) -> None:

@@ -177,7 +177,9 @@ class JobLib(HostApi):
     `readable_room` and `writable_room` are dependencies that take `room_id`, check access to the room and
     return it. With `tsio`, a
     `socketio.AsyncServer` or a wrapper that takes models, the queue sends events. `on_end` are functions to
-    call after the ends of tasks, by their names; see `submit`. An internal executor that takes a token gets
+    call after the ends of tasks, by their names; see `submit`. `jobs` are functions with `@job`, classes of
+    jobs, or modules with such: the app runs their tasks itself, at most `concurrency` at once, as internal
+    jobs: functions in threads, coroutines on its event loop. An internal executor that takes a token gets
     that of `task_token`, a function of a `TokenRequest`, or of `worker_token`, a function without arguments;
     without them one with the rights of its task. The app's lifespan upgrades the schema
     (SQLite, or with `upgrade_tables`) or checks it (PostgreSQL), and runs the background loops. Set
@@ -213,10 +215,12 @@ class JobLib(HostApi):
         task_token: TaskToken | None = None,
         prefix: str = "",
         upgrade_tables: bool = False,
+        jobs: Sequence[Any] = (),
+        concurrency: int = 4,
     ) -> None:
         self.settings, self.clock = settings or JobLibSettings(), clock
         self.prefix, self._upgrades_tables = checks.checked_prefix(prefix), upgrade_tables
-        self.identity = identity
+        self.identity, self.has_jobs = identity, bool(jobs)
         self.guards = RoomGuards(readable_room, writable_room)
         self._tsio, self.publisher = tsio, SocketIoPublisher(tsio)
         self.runtime = runtime = Runtime(
@@ -231,15 +235,20 @@ class JobLib(HostApi):
         runtime.pubsub.subscribe(self._receive)
         self._scheduler, self.worker_rooms = Scheduler(runtime.write), WorkerRooms(self.guards, runtime)
         self._connect_internal(worker_token, task_token)
-        self.uploads, self.task_results = Uploads(self.runtime), TaskResults(self.runtime)
-        self.streams, self.metrics = Streams(self.runtime), Metrics(self.runtime)
+        self._connect_parts(on_end or {}, monotonic)
+        self._given_results = result_backend
+        self._internal_jobs = checks.checked_jobs(jobs, concurrency) or internal_jobs
+
+    def _connect_parts(self, on_end: Mapping[str, Hook], monotonic: Callable[[], float]) -> None:
+        runtime = self.runtime
+        self.uploads, self.task_results = Uploads(runtime), TaskResults(runtime)
+        self.streams, self.metrics = Streams(runtime), Metrics(runtime)
         self.group_streams = GroupStreams(runtime, self.streams)
         self.overviews, self.sweeper = Overviews(runtime, self.streams), self._new_sweeper(monotonic)
-        self.health = Health(self.runtime, {"sweeper": self._check_sweeper, "internal": self._check_internal})
-        self.rollups, self.end_hooks = Rollups(runtime), EndHooks(runtime, on_end or {})
+        self.health = Health(runtime, {"sweeper": self._check_sweeper, "internal": self._check_internal})
+        self.rollups, self.end_hooks = Rollups(runtime), EndHooks(runtime, on_end)
         self.schedules = Schedules(runtime, self.dispatcher.configure)
         self.webhooks, self.successors = Webhooks(runtime), Successors(runtime)
-        self._internal_jobs, self._given_results = internal_jobs, result_backend
 
     def _connect_internal(self, worker_token: WorkerToken | None, task_token: TaskToken | None) -> None:
         given = checks.checked_worker_token(worker_token), checks.checked_task_token(task_token)
@@ -500,6 +509,8 @@ async def register_internal_jobs(
     from zndraw_joblib.server.internal.registry import offer_internal_jobs  # noqa: PLC0415 - loads taskiq
 
     queue, joblib = joblib, joblib or getattr(app.state, "joblib", None)
+    if isinstance(joblib, JobLib) and joblib.has_jobs:
+        raise RuntimeError("JobLib(jobs=…) runs jobs already: add these to the list, or leave it out")
     database = session_factory if isinstance(session_factory, Database) else SessionDatabase(session_factory)
     await (joblib.prepare_tables() if isinstance(joblib, JobLib) else schema.prepare(database))
     write = joblib.runtime.write if isinstance(joblib, JobLib) else database.write

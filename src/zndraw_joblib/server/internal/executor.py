@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from functools import partial
 from math import inf
@@ -62,6 +62,8 @@ _REMEMBERED_ATTEMPTS = 10_000
 class GuardedExecutor:
     """Runs internal tasks in threads of this process, at most `concurrency` at once.
 
+    A coroutine of a job has an event loop of its own there; with `uses_loop` it runs on that of the process.
+
     One process starts a task, however many messages name it. The server refuses a report of an attempt that
     lost its task. While the database is unavailable, a report is retried for an hour. The process is a worker
     with heartbeats: when they stop, the job's retry policy decides about its tasks. A run that does not end
@@ -75,7 +77,7 @@ class GuardedExecutor:
     exclusive_start = True
     grace_seconds = 5.0
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one keyword for each option
         self,
         database: Runtime | Database | SessionMaker,
         *,
@@ -84,6 +86,7 @@ class GuardedExecutor:
         concurrency: int = 4,
         context: Callable[[InternalContext], Any] = lambda context: context,
         capture_output: bool = True,
+        uses_loop: bool = False,
     ) -> None:
         if not isinstance(database, Runtime | Database) and not callable(database):
             kind = type(database).__name__
@@ -99,7 +102,7 @@ class GuardedExecutor:
         self._results = InternalResults(self._runtime, is_server=not self._owns_runtime)
         self._concurrency = concurrency
         self._context = context
-        self._captures = capture_output
+        self._captures, self._uses_loop = capture_output, uses_loop
         self._channels = ChannelWriter(self._runtime.report)
         self._starts = self._runtime.batcher(rules_internal.start)
         self._worker_id: UUID | None = None
@@ -135,10 +138,18 @@ class GuardedExecutor:
         await _end(loops[:2])
         if worker_id is not None:
             await self._try(rules_workers.remove, caller=EXECUTOR, worker_id=worker_id)
+        # After the removal: what they report no longer counts, and the policy decides about their tasks.
+        self._cancel_coroutines()
         if self._owns_runtime:
             await self._runtime.finish()  # events are published, before the pub/sub connection closes
         await _end(loops[2:])
         stop_following_threads()
+
+    def _cancel_coroutines(self) -> None:
+        """Let coroutines on the loop of the process end with it; threads cannot be stopped."""
+        if self._uses_loop:
+            for run in self._running.values():
+                run.lose()
 
     def check(self) -> str:
         """Return `ok`, or the reason why no internal task can run here, for a server's health check."""
@@ -200,7 +211,9 @@ class GuardedExecutor:
         watching = asyncio.create_task(self._watch(context))
         try:
             payload = await self._results.inputs.fill(task.id, task.payload)
-            work = partial(outcome_of, cls, payload, context, self._context)
+            work = partial(
+                outcome_of, cls, payload, context, self._context, is_awaited_here=not self._uses_loop
+            )
             outcome = await self._ends.wait(run, _start_traced(task, context, work))
             if outcome is not None:
                 if outcome.content is not None:
@@ -315,18 +328,24 @@ class GuardedExecutor:
 
 
 def _start_traced(
-    task: TaskRecord, context: InternalContext, work: Callable[[], Outcome]
+    task: TaskRecord, context: InternalContext, work: Callable[[], Outcome | Coroutine[Any, Any, Outcome]]
 ) -> "asyncio.Future[Outcome]":
-    """Run a task in a thread, in a span if the program has set up OpenTelemetry."""
+    """Run a task in a thread, in a span if the program has set up OpenTelemetry.
+
+    A coroutine that `work` returns is awaited here.
+    """
     token = str(task.id), str(task.worker_id), task.attempt
     span = start_run(str(task.job), *token, traceparent=task.traceparent)
     with active(span):
-        run = call_in_thread(
-            f"zndraw-joblib task {task.id}", work, lambda error: Outcome(error=error_text(error))
-        )
+        run = asyncio.create_task(_run(f"zndraw-joblib task {task.id}", work))
     if span is not None:
         run.add_done_callback(partial(_end_span, span, context))
     return run
+
+
+async def _run(name: str, work: Callable[[], Outcome | Coroutine[Any, Any, Outcome]]) -> Outcome:
+    outcome = await call_in_thread(name, work, lambda error: Outcome(error=error_text(error)))
+    return outcome if isinstance(outcome, Outcome) else await outcome
 
 
 def _end_span(span: TaskSpan, context: InternalContext, run: "asyncio.Future[Outcome]") -> None:

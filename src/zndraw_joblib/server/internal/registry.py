@@ -7,12 +7,14 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from uuid import UUID
 
 from pydantic import ValidationError
 
 from zndraw_joblib.jobs.extensions import category_of, check_job
+from zndraw_joblib.jobs.loading import extensions_of, load_extensions
 from zndraw_joblib.server.process.ports import InternalTask
 from zndraw_joblib.server.queue import rules_internal
 from zndraw_joblib.wire.messages import JobRegisterRequest
@@ -257,6 +259,32 @@ def offer_of(cls: type[Any]) -> rules_internal.InternalJob:
 
 class CannotLoadJobs(ValueError):
     """An entry of `internal_extensions` cannot be loaded. The text names the entry and the reason."""
+
+
+def load_listed(jobs: Sequence[Any]) -> list[type[Any]]:
+    """Return the jobs of ``JobLib(jobs=…)``: jobs, modules with jobs, and names of modules or ``.py`` files.
+
+    Raises TypeError, ValueError or `CannotLoad` for what is no job or cannot be an internal one.
+    """
+    if isinstance(jobs, str | type) or not isinstance(jobs, Sequence):
+        raise TypeError(f"JobLib(jobs={jobs!r:.100}): pass a list, as jobs=[area]")
+    classes: list[type[Any]] = []
+    for job in jobs:
+        if isinstance(job, str):
+            classes += load_extensions(job)
+        elif isinstance(job, ModuleType):
+            classes += extensions_of(job)
+        else:
+            check_job(job)
+            classes.append(job)
+    for cls in classes:
+        offer_of(cls)
+        if getattr(cls, "job_schedule", None) is not None:
+            raise ValueError(
+                f"JobLib(jobs=…): {cls.__name__} has a schedule, which only a worker registers. Leave it out "
+                "of @job, and create the schedule over REST"
+            )
+    return list(dict.fromkeys(classes))
 
 
 def load(entries: Sequence[str]) -> list[type[Any]]:

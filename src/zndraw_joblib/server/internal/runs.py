@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +11,7 @@ from uuid import UUID
 
 from zndraw_joblib.jobs.failures import one_line
 from zndraw_joblib.jobs.logs import task_fields
-from zndraw_joblib.jobs.run import Outcome, prepare_extension, run_to_end
+from zndraw_joblib.jobs.run import Outcome, await_job, prepare_extension, run_job, run_to_end
 from zndraw_joblib.jobs.task_channel import (
     REPORT_INTERVAL_SECONDS,
     LiveReport,
@@ -131,14 +131,29 @@ def outcome_of(
     payload: dict[str, Any],
     context: InternalContext,
     argument_of: Callable[[InternalContext], Any],
-) -> Outcome:
-    """Run a task and return its outcome, whatever exception the job's code raises."""
+    *,
+    is_awaited_here: bool = True,
+) -> Outcome | Coroutine[Any, Any, Outcome]:
+    """Run a task and return its outcome, whatever exception the job's code raises.
+
+    A coroutine of the job runs in an event loop of this thread; unless `is_awaited_here`, it is returned.
+    """
     extension, fault = prepare_extension(cls, payload)
     if fault is not None:
         return fault
-    outcome = run_to_end(
-        lambda: call_run(extension, argument_of(context), context), context, extension, os.getpid()
-    )
+    run = run_to_end if is_awaited_here else run_job
+    outcome = run(lambda: call_run(extension, argument_of(context), context), context, extension, os.getpid())
+    if isinstance(outcome, Outcome):
+        return _logged(outcome, context)
+    return _await_outcome(outcome, context, extension)
+
+
+async def _await_outcome(work: Coroutine[Any, Any, Any], context: InternalContext, extension: Any) -> Outcome:
+    return _logged(await await_job(work, context, extension, os.getpid()), context)
+
+
+def _logged(outcome: Outcome, context: InternalContext) -> Outcome:
+    """Return the outcome of a run; log it if the run failed."""
     if outcome.error is not None and outcome.failure is not None:
         about = context.task_id, one_line(outcome.error, outcome.failure)
         level = logging.INFO if context.cancelled.is_set() else logging.WARNING

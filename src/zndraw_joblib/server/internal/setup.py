@@ -34,14 +34,20 @@ _PAUSE_SECONDS = 0.5
 
 
 class EmbeddedBroker(InMemoryBroker):
-    """Runs tasks in this process, at most twice `concurrency` at once, most of them waiting for a thread.
+    """Runs tasks in this process, `concurrency` at once, and takes up to `capacity`; the rest waits.
 
-    It calls `on_free` when a task ends and at least half of its capacity is free.
+    The capacity is by default twice the concurrency. Other processes cannot run what waits here.
+
+    It calls `on_free` when a task ends and a slot is free, not only a place among those that wait.
     """
 
-    def __init__(self, concurrency: int, on_free: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, concurrency: int, on_free: Callable[[], None] = lambda: None, capacity: int | None = None
+    ) -> None:
         super().__init__(sync_tasks_pool_size=1, max_async_tasks=concurrency, await_inplace=True)
-        self._capacity = 2 * concurrency
+        self._capacity = capacity or 2 * concurrency
+        # Half of them wait for a thread: then the dispatcher is woken for several at once.
+        self._wakes_at = concurrency if capacity is None else capacity - 1
         self._running: set[asyncio.Task[None]] = set()
         self._on_free = on_free
 
@@ -57,7 +63,7 @@ class EmbeddedBroker(InMemoryBroker):
 
     def _end(self, running: "asyncio.Task[None]") -> None:
         self._running.discard(running)
-        if 2 * len(self._running) <= self._capacity:
+        if len(self._running) <= self._wakes_at:
             self._on_free()
 
 
@@ -121,6 +127,29 @@ async def internal_jobs(
         if settings.redis_url
         else EmbeddedBroker(settings.internal_concurrency, on_free=wake_dispatcher)
     )
+    async with _offered(broker, classes, executor, runtime) as registry:
+        yield registry
+
+
+@asynccontextmanager
+async def app_jobs(
+    classes: Sequence[type[Any]], concurrency: int, runtime: Runtime, wake_dispatcher: Callable[[], None]
+) -> AsyncIterator[InternalRegistry]:
+    """Offer the extensions `classes` as internal jobs that this process runs, while the context is open."""
+    executor = GuardedExecutor(runtime, concurrency=concurrency, uses_loop=True)
+    # No task waits here while another replica has a free slot.
+    broker = EmbeddedBroker(concurrency, on_free=wake_dispatcher, capacity=concurrency)
+    async with _offered(broker, classes, executor, runtime) as registry:
+        yield registry
+
+
+@asynccontextmanager
+async def _offered(
+    broker: QueueBroker | EmbeddedBroker,
+    classes: Sequence[type[Any]],
+    executor: GuardedExecutor,
+    runtime: Runtime,
+) -> AsyncIterator[InternalRegistry]:
     registry = await offer_internal_jobs(runtime.write, broker, classes, executor)
     await broker.startup()
     try:
