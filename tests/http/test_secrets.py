@@ -15,8 +15,11 @@ from zndraw_joblib import Category, Extension
 from zndraw_joblib.jobs.codecs import payload_of
 from zndraw_joblib.jobs.run import make_extension
 from zndraw_joblib.server.internal.registry import InternalRegistry
+from zndraw_joblib.server.queue import rules_internal, rules_jobs, rules_queues
 from zndraw_joblib.wire.events import Emission
 from zndraw_joblib.wire.masks import MASK, masked_paths, places_of_mask, without_secrets
+from zndraw_joblib.wire.names import parse_job_name
+from zndraw_joblib.wire.policy import JobPolicy
 
 SECRET = "hunter2-in-tests"
 LOGIN = {"type": "object", "properties": {"user": {}, "password": {"type": "string", "format": "password"}}}
@@ -222,6 +225,44 @@ async def test_a_schema_may_become_secret(client: httpx.AsyncClient) -> None:
     secret = {"type": "object", "properties": {"a": {"type": "string", "writeOnly": True}}}
     await register(client, schema=secret, worker_id=job["worker_id"])
     assert (await client.get(f"{V1}/tasks/{task.json()['id']}")).json()["payload"] == {"a": MASK}
+
+
+async def _run_one(
+    client: httpx.AsyncClient, name: str, schema: Any, payload: Any, labels: Any
+) -> dict[str, Any]:
+    """Complete a task of a job with a worker that leaves then. Return the task."""
+    job = await register(client, name, schema=schema, worker={"labels": labels})
+    body = {"payload": payload, "requires": labels}
+    task: dict[str, Any] = (await client.post(f"{TASKS}/{job['full_name']}", json=body)).json()
+    claimed = await claim(client, job["worker_id"])
+    assert claimed is not None
+    for status in ("running", "completed"):
+        await report(client, claimed, status, attempt=claimed["attempt"])
+    assert (await client.delete(f"{V1}/workers/{job['worker_id']}")).status_code == 204
+    return task
+
+
+@on_both
+async def test_a_schema_of_another_shape_shows_no_secret_of_before(
+    client: httpx.AsyncClient, app: FastAPI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither of an internal job, which has no versions, nor where a row with ended tasks is used again."""
+    name, runtime = "@internal:modifiers:Rotate", app.state.joblib.runtime
+    app.state.internal_registry = InternalRegistry({name: Broker()})
+    schemas = [SCHEMA] + [{"properties": {"key": {"type": kind}}} for kind in ("string", "integer")]
+    payloads = [PAYLOAD, {"key": "a"}, {"key": 1}]
+    tasks = []
+    for schema, payload in zip(schemas, payloads, strict=True):
+        offer = rules_internal.InternalJob(parse_job_name(name), schema, JobPolicy())
+        await runtime.write(rules_internal.register, jobs=[offer])
+        tasks.append((await client.post(f"{TASKS}/{name}", json={"payload": payload})).json())
+    monkeypatch.setattr(rules_jobs, "MAX_VERSIONS", 2)
+    monkeypatch.setattr(rules_queues, "MAX_QUEUES", 1)
+    for job, labels in (("Turn", [{}, {}, {}]), ("Move", [{"gpu": "a"}, {"gpu": "b"}])):
+        for schema, payload, own in zip(schemas, payloads, labels, strict=False):
+            tasks.append(await _run_one(client, job, schema, payload, own))
+    for task in tasks[::3]:
+        assert (await client.get(f"{V1}/tasks/{task['id']}")).json()["payload"] == MASKED
 
 
 class Login(BaseModel):

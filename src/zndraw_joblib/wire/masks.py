@@ -9,7 +9,7 @@ itself is hidden as a whole if it has a secret, and a schema with other referenc
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -55,11 +55,12 @@ def masked_paths(schema: Any) -> str | None:
     return json.dumps(sorted(paths, key=json.dumps)) if paths else None
 
 
-def joined_paths(texts: Sequence[str]) -> str:
-    """Return the paths of several schemas together."""
-    if len(texts) == 1:
-        return texts[0]
-    paths = {json.dumps(path) for text in texts for path in json.loads(text)}
+def joined_paths(texts: Iterable[str | None]) -> str | None:
+    """Return the paths of several schemas together; None if none has any."""
+    distinct = {text for text in texts if text is not None}
+    if len(distinct) < 2:
+        return next(iter(distinct), None)
+    paths = {json.dumps(path) for text in distinct for path in json.loads(text)}
     return f"[{', '.join(sorted(paths))}]"
 
 

@@ -86,7 +86,8 @@ async def register(tx: Transaction, jobs: Sequence[InternalJob]) -> None:
         elif not is_same:
             await sql_jobs.set_policy(tx, name, policy)
         if job.schema != schema:
-            await sql_jobs.set_schema(tx, job.id, schema)
+            # Its tasks have payloads of both schemas, for an internal job has no versions.
+            await sql_jobs.set_schema(tx, job.id, schema, job.masked)
         if is_new or job.policy.limits != policy.limits:
             await rules_limits.change(tx, [job.id], policy.limits)
         changed = changed or is_new or job.deleted or not is_same

@@ -506,9 +506,11 @@ async def set_policy(tx: Transaction, name: JobName, policy: JobPolicy) -> None:
     await tx.execute(_SET_POLICY, {"full_name": str(name), **_stored(name, policy)})
 
 
-async def set_schema(tx: Transaction, job_id: UUID, schema: dict[str, Any]) -> None:
-    """Replace the schema of a version of a job."""
-    params = {"id": job_id, "schema": schema, "masked": masked_paths(schema)}
+async def set_schema(
+    tx: Transaction, job_id: UUID, schema: dict[str, Any], masked: str | None = None
+) -> None:
+    """Replace the schema of a version of a job. What was `masked` stays so in its tasks."""
+    params = {"id": job_id, "schema": schema, "masked": joined_paths([masked, masked_paths(schema)])}
     await tx.execute(_SET_SCHEMA, params)
 
 
@@ -517,10 +519,10 @@ async def masks(tx: Transaction, full_names: Iterable[str]) -> dict[str, str]:
 
     They are those of all versions of a job together.
     """
-    paths: dict[str, list[str]] = {}
+    paths: dict[str, str] = {}
     for full_name, masked in await tx.execute(_MASKS, {"all_full_name": padded(sorted(set(full_names)))}):
-        paths.setdefault(full_name, []).append(masked)
-    return {full_name: joined_paths(texts) for full_name, texts in paths.items()}
+        paths[full_name] = joined_paths([paths.get(full_name), masked]) or masked
+    return paths
 
 
 # The versions of a job. Each but the current one is superseded.
@@ -585,7 +587,9 @@ async def make_current(
 ) -> JobRecord:
     """Make a superseded version the current one, with a schema and a number. Return it."""
     await tx.execute(_SUPERSEDE, {"id": current.id, "now": await tx.now()})
-    masked = masked_paths(schema)
+    # Its tasks may have payloads of another schema.
+    kept = None if number == version.job_version else version.masked
+    masked = joined_paths([kept, masked_paths(schema)])
     params = {"id": version.id, "schema": schema, "job_version": number, "current": current.id}
     await tx.execute(_MAKE_CURRENT, {**params, "masked": masked})
     return version._replace(

@@ -9,6 +9,7 @@ from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.statements import BOOLEAN, TEXT, UUID_TYPE, statement
 from zndraw_joblib.server.process.ports import QUEUES, version_of
 from zndraw_joblib.server.queue.sql_jobs import COLUMNS, OF_JOB, QUEUE_NAME, JobRecord
+from zndraw_joblib.wire.masks import joined_paths
 from zndraw_joblib.wire.names import JobName
 
 # The row of the version may not be known to a statement that has waited for its commit.
@@ -37,11 +38,11 @@ FROM joblib_job WHERE id = :current
 )
 _OF_JOB = statement(
     """
-SELECT id, job_version, requires, pending, scheduled, has_lanes FROM joblib_job
+SELECT id, job_version, requires, pending, scheduled, has_lanes, masked FROM joblib_job
 WHERE full_name = :full_name AND requires IS NOT NULL
 ORDER BY job_version
 """,
-    *("id", "job_version", "requires", "pending", "scheduled", "has_lanes"),
+    *("id", "job_version", "requires", "pending", "scheduled", "has_lanes", "masked"),
 )
 _LOCK_IDLE = statement(
     """
@@ -54,8 +55,7 @@ FOR NO KEY UPDATE SKIP LOCKED
 _REUSE = statement(
     """
 UPDATE joblib_job SET requires = :requires, job_version = :job_version, has_lanes = false, deleted_at = :now,
-    schema = (SELECT current.schema FROM joblib_job AS current WHERE current.id = :current),
-    masked = (SELECT current.masked FROM joblib_job AS current WHERE current.id = :current)
+    schema = (SELECT current.schema FROM joblib_job AS current WHERE current.id = :current), masked = :masked
 WHERE id = :id
 """,
     current=UUID_TYPE,
@@ -148,6 +148,7 @@ class QueueRow(NamedTuple):
     pending: int
     scheduled: int
     has_lanes: bool
+    masked: str | None = None
 
     @property
     def version(self) -> int:
@@ -207,9 +208,11 @@ async def lock_idle(tx: Transaction, ids: Sequence[UUID]) -> list[UUID]:
 async def reuse(tx: Transaction, queue: QueueRow, job: JobRecord, requires: str) -> JobRecord:
     """Let an idle queue, which is locked, take tasks of the current version with other requirements."""
     number = queue.number - queue.version + job.job_version
+    # Its ended tasks may have payloads of another version.
+    masked = joined_paths([queue.masked, job.masked])
     params = {"id": queue.id, "job_version": number, "requires": requires, "current": job.id}
-    await tx.execute(_REUSE, {**params, "now": await tx.now()})
-    return _record(job, queue.id, number, requires)
+    await tx.execute(_REUSE, {**params, "masked": masked, "now": await tx.now()})
+    return _record(job, queue.id, number, requires)._replace(masked=masked)
 
 
 def _record(job: JobRecord, queue_id: UUID, number: int, requires: str) -> JobRecord:
