@@ -108,6 +108,20 @@ async def test_a_token_permits_what_its_rows_say_for_its_own_task(claimed: Claim
             assert status_of(response, request) not in {401, 403}, (row.name, response.text)
 
 
+async def test_the_key_of_a_request_is_that_of_its_task(claimed: Claimed) -> None:
+    """Tasks of one user that send the same key submit a child each, and a repeat of a task gets its own."""
+    await submit(claimed.olga, {"full_name": claimed.own.job})
+    second = await start(claimed.olga, claimed.own)
+    children = []
+    for task in (claimed.task, second, claimed.task):
+        headers = {"Authorization": f"Bearer {task['token']}", "Idempotency-Key": "child"}
+        url = f"{V1}/rooms/lab/tasks/{claimed.own.job}"
+        response = await claimed.client.post(url, json={"payload": {}}, headers=headers)
+        children.append(response.json())
+    assert [child["parent"] for child in children] == [claimed.task["id"], second["id"], claimed.task["id"]]
+    assert children[2]["id"] == children[0]["id"]
+
+
 async def state_of(claimed: Claimed) -> list[Any]:
     """Return what is in both rooms."""
     root = httpx.AsyncClient(

@@ -248,12 +248,15 @@ def _request_key(request: Request) -> RequestKey:
     key, scope = parse_key(values[0]), request.scope
     target = f"{request.method} {scope['path']}?".encode() + scope["query_string"] + b"\n"
     hours = queue_state(request).runtime.settings.idempotency_key_hours
+    caller = scope[CALLER]
+    # A task repeats what its earlier attempts have sent, and not what other tasks of the same user have.
+    who = caller.id if caller.task is None else f"{caller.id}\ntask {caller.task.id}"
     return RequestKey(
         # The line break separates the caller from the key, which has none.
-        _digest(f"{scope[CALLER].id}\n{key}".encode("utf-8", "surrogatepass")),
+        _digest(f"{who}\n{key}".encode("utf-8", "surrogatepass")),
         _digest(target + scope.get(BODY, b"")),
         timedelta(hours=hours),
-        scope[CALLER].id,
+        caller.id,
     )
 
 
