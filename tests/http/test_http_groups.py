@@ -231,11 +231,11 @@ async def test_on_end_is_checked_when_the_group_is_made(client: httpx.AsyncClien
     assert filled.status_code == 201
 
 
-async def test_a_job_that_is_gone_does_not_keep_a_group_from_its_end(
+async def test_a_job_that_refuses_tasks_does_not_keep_a_group_from_its_end(
     client: httpx.AsyncClient, as_user: AsUser
 ) -> None:
     """The group has the error, and operators see a finding."""
-    job, other = await register(client), await register(client, name="Report")
+    job, other = await register(client), await register(client, name="Report", without_workers="reject")
     group = await create(client, on_end={"job": other["full_name"]})
     await add(client, job, group)
     await seal(client, group)
@@ -243,7 +243,7 @@ async def test_a_job_that_is_gone_does_not_keep_a_group_from_its_end(
     await run(client, job)
     ended = await read(client, group)
     assert (ended["on_end_state"], "on_end_task" in ended) == ("failed", False)
-    assert ended["error"].startswith("job-not-found: ")
+    assert ended["error"].startswith("no-workers-available: ")
     admin = await as_user("root", is_superuser=True)
     findings = (await admin.get(f"{V1}/overview")).json()["findings"]
     assert [(one["code"], one["room"]) for one in findings] == [("group-on-end-failed", "lab")]

@@ -12,11 +12,19 @@ from sqlalchemy import update
 
 from zndraw_joblib.server.background.sweeper import Sweeper
 from zndraw_joblib.server.db.database import Transaction
-from zndraw_joblib.server.db.tables import Group, GroupCount, Task
+from zndraw_joblib.server.db.tables import Group, GroupCount, Job, Task
 from zndraw_joblib.server.process.settings import JobLibSettings
-from zndraw_joblib.server.queue import rules_groups, rules_task_actions, rules_tasks, sql_groups, sql_jobs
+from zndraw_joblib.server.queue import (
+    rules_groups,
+    rules_jobs,
+    rules_task_actions,
+    rules_tasks,
+    sql_groups,
+    sql_jobs,
+)
 from zndraw_joblib.wire.groups import GroupResponse, NewGroup
 from zndraw_joblib.wire.messages import JobResponse, TaskClaimRequest, TaskResponse, TaskUpdateRequest
+from zndraw_joblib.wire.names import parse_job_name
 from zndraw_joblib.wire.statuses import TaskStatus
 
 TASKS = Task.__table__
@@ -149,6 +157,51 @@ async def test_many_groups_in_one_batch(replica: Replica) -> None:
     ended = [await read(replica, group) for group in groups]
     assert len({group.on_end_task for group in ended}) == 5
     assert None not in {group.ended_at for group in ended}
+
+
+async def deleted(replica: Replica) -> dict[str, bool]:
+    """Return the names of the jobs that have a row, and whether they are soft-deleted."""
+    return {row.name: row.deleted for row in await replica.rows(Job.__table__)}
+
+
+@every_kind
+async def test_the_last_step_waits_for_a_worker_that_returns(
+    replica: Replica, open_replica: OpenReplica
+) -> None:
+    """The end restores the job of `on_end`; a task that waits for the group has kept its own."""
+    other = open_replica()
+    job, report, step = [await replica.register(name) for name in ("Rotate", "Report", "Step")]
+    group = await create(replica, report, payload={"counts": {"$group": "counts"}})
+    await replica.submit(step, after={"groups": [group.id]})
+    [task] = await fill(replica, job, group, 1)
+    for left in (report, step):
+        await replica.leave(left.worker_id)
+    later = datetime(2100, 1, 1, tzinfo=UTC)
+    await replica.runtime.write(sql_jobs.prune, later, sql_jobs.FIRST, 100)
+    assert await deleted(replica) == {"Rotate": False, "Report": True, "Step": False}
+    await other.report(task.id, "completed")
+    ended = await read(replica, group)
+    assert (ended.error, await deleted(replica)) == (None, dict.fromkeys(("Rotate", "Report", "Step"), False))
+    again = await other.register("Report")
+    last = await other.start(again.worker_id)
+    assert (again.id, last.id) == (report.id, ended.on_end_task)
+    assert last.payload == {"counts": {"total": 1, "completed": 1, "failed": 0, "cancelled": 0}}
+    await other.report(last.id, "completed")
+    await other.leave(again.worker_id)
+    assert (await deleted(replica))["Report"]
+
+
+@every_kind
+async def test_an_end_that_submits_nothing_restores_no_job(replica: Replica) -> None:
+    """An operator has forgotten a job that refuses tasks while it has no worker."""
+    job, report = await replica.register(), await replica.register("Report", without_workers="reject")
+    group = await create(replica, report)
+    [task] = await fill(replica, job, group, 1)
+    await replica.leave(report.worker_id)
+    await replica.runtime.write(rules_jobs.delete, parse_job_name(report.full_name))
+    await replica.report(task.id, "completed")
+    assert ((await read(replica, group)).error or "").startswith("no-workers-available")
+    assert await deleted(replica) == {"Rotate": False, "Report": True}
 
 
 @on_postgresql

@@ -16,6 +16,7 @@ from pydantic_core import to_json
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.process.ports import Identity, group_key
 from zndraw_joblib.server.queue import (
+    rules_jobs,
     rules_payloads,
     rules_tasks,
     rules_transitions,
@@ -26,6 +27,7 @@ from zndraw_joblib.server.queue import (
 )
 from zndraw_joblib.server.queue.rules_tasks import Submission
 from zndraw_joblib.server.queue.sql_groups import GroupChange, GroupRecord, Taken
+from zndraw_joblib.server.queue.sql_jobs import JobRecord
 from zndraw_joblib.wire.groups import (
     GROUP_VALUE,
     GroupFailure,
@@ -266,9 +268,12 @@ async def _submit_on_end(
         return group
     job = split_name(on_end.job)
     try:
-        await _check_schema(tx, group, on_end)
+        record = await _job_of(tx, group, on_end)
     except ProblemException as problem:
         return group._replace(error=_text(problem))
+    if record.deleted:
+        # Its workers have left meanwhile: the task waits for the next one, as those do that were pending.
+        await rules_jobs.restore(tx, [record.id])
     counts = {"total": sum(sums), **sums._asdict()}
     del counts["open"]
     item = Submission(
@@ -284,6 +289,8 @@ async def _submit_on_end(
         is_unlimited=sum(sums) > 0,
     )
     [result] = await rules_tasks.submit(tx, [item])
+    if isinstance(result, Exception) and record.deleted:
+        await sql_jobs.delete_unused(tx, record.id)
     if isinstance(result, ProblemException):
         return group._replace(error=_text(result))
     if isinstance(result, Exception):
@@ -291,19 +298,26 @@ async def _submit_on_end(
     return group._replace(on_end_task=result.id)
 
 
-async def _check_schema(tx: Transaction, group: GroupRecord, on_end: GroupOnEnd) -> None:
-    """Raise a problem if the job is gone, or its schema has changed and the payload does not match it."""
+async def _job_of(tx: Transaction, group: GroupRecord, on_end: GroupOnEnd) -> JobRecord:
+    """Lock and return the job of `on_end`, also if it is soft-deleted; an internal one must be active.
+
+    Raises `JobNotFound`, and `InvalidPayload` if its schema has changed and the payload does not match it.
+    """
     job = split_name(on_end.job)
     record = (await sql_jobs.lock_by_names(tx, [job])).get(job)
+    if record is None and job.room_id != INTERNAL:
+        await sql_jobs.lock_named(tx, [job])
+        record = await sql_jobs.by_name_with_deleted(tx, job)
     if record is None:
         raise JobNotFound(f"Job {on_end.job!r} not found")
     schema = to_json(record.schema).decode()
     if group.on_end_schema is None or _digest(schema) == group.on_end_schema:
-        return
+        return record
     errors = rules_payloads.check_quickly(schema, on_end.payload).errors
     if errors is None:
         raise InvalidPayload(f"The schema of job {on_end.job!r} has changed, and a check takes too long")
     raise_unless_filled(on_end.payload, errors)
+    return record
 
 
 def raise_unless_filled(payload: Mapping[str, Any], errors: Iterable[Mapping[str, str]]) -> None:

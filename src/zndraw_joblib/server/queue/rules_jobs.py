@@ -393,7 +393,13 @@ async def restore_needed(tx: Transaction, moved: Iterable[TaskRecord]) -> None:
     Call it after the tasks were moved: that locks the jobs, so that none is deleted meanwhile.
     """
     needed = sorted({task.job_id for task in moved if task.status == TaskStatus.PENDING})
-    for room_id in await sql_jobs.restore(tx, needed) if needed else []:
+    if needed:
+        await restore(tx, needed)
+
+
+async def restore(tx: Transaction, job_ids: Sequence[UUID]) -> None:
+    """Restore those of these jobs that are soft-deleted, which the caller has locked; notify their rooms."""
+    for room_id in await sql_jobs.restore(tx, job_ids):
         rules_answers.publish_jobs_changed(tx, room_id)
 
 

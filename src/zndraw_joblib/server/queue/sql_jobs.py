@@ -880,6 +880,20 @@ FOR UPDATE SKIP LOCKED
 """,
     *("id", "deleted_at"),
 )
+# The end of a group submits a task of a job, which it restores. The groups that have not ended are read only
+# if there are such jobs. JSON is read differently on SQLite.
+_NEEDED_BY_GROUPS = {
+    is_sqlite: statement(
+        f"""
+SELECT DISTINCT joblib_job.id
+FROM joblib_group JOIN joblib_job
+    ON joblib_job.full_name = {"on_end" if is_sqlite else "CAST(on_end AS json)"} ->> 'job'
+WHERE joblib_group.ended_at IS NULL AND on_end IS NOT NULL AND joblib_job.id = ANY (:all_id)
+""",
+        "id",
+    )
+    for is_sqlite in (True, False)
+}
 _SET_DELETED_AT = statement("UPDATE joblib_job SET deleted_at = :now WHERE id = ANY (:all_id)")
 _ROOMS_WITH_COUNTS = statement(
     """
@@ -915,7 +929,8 @@ async def prune(tx: Transaction, deleted_before: datetime, after: UUID, limit: i
     """Delete those of the `limit` soft-deleted jobs behind `after` that have no tasks and no statistics.
 
     Return how many rows were deleted, and the id to continue behind; `FIRST` at the end. A job that another
-    transaction has locked stays: it may be registered again. So does one whose counts are too many.
+    transaction has locked stays: it may be registered again. So do one whose counts are too many, and one of
+    which the end of a group submits a task.
     """
     params = {"at": deleted_before, "id": after, "limit": limit}
     ids = list((await tx.execute(_FOLLOWING[tx.is_sqlite], params)).scalars())
@@ -927,6 +942,9 @@ async def prune(tx: Transaction, deleted_before: datetime, after: UUID, limit: i
         await tx.execute(_SET_DELETED_AT, {"all_id": padded(undated), "now": await tx.now()})
     at_end = ids[-1] if len(ids) == limit else FIRST
     unused = [row.id for row in rows if row.deleted_at is not None]
+    if unused:
+        needed = (await tx.execute(_NEEDED_BY_GROUPS[tx.is_sqlite], {"all_id": padded(unused)})).scalars()
+        unused = sorted({*unused} - {*needed})
     if not unused:
         return 0, at_end
     deleted, rest = await _delete_room_counts(tx, unused)
