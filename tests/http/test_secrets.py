@@ -265,6 +265,20 @@ async def test_a_schema_of_another_shape_shows_no_secret_of_before(
         assert (await client.get(f"{V1}/tasks/{task['id']}")).json()["payload"] == MASKED
 
 
+@on_both
+async def test_a_task_of_an_old_version_takes_its_secrets_along(client: httpx.AsyncClient) -> None:
+    """A current version that marks none hides them in the tasks that were retargeted to it."""
+    job = await register(client, schema=SCHEMA)
+    task = (await client.post(f"{TASKS}/{JOB}", json={"payload": PAYLOAD})).json()
+    assert (await register(client, schema={"type": "object"}, worker_id=job["worker_id"]))["version"] == 2
+    bulk = {"action": "retarget", "filter": {"job": [JOB], "version": [1]}}
+    shown = (await client.post(f"{V1}/tasks/bulk/preview", json=bulk)).json()
+    result = await client.post(f"{V1}/tasks/bulk", json={**bulk, "token": shown["token"]})
+    assert result.json()["affected"] == 1
+    read = (await client.get(f"{V1}/tasks/{task['id']}")).json()
+    assert (read["version"], read["payload"]) == (2, MASKED)
+
+
 class Login(BaseModel):
     """A part of a payload."""
 

@@ -19,6 +19,7 @@ from zndraw_joblib.server.queue import (
 )
 from zndraw_joblib.server.queue.sql_jobs import JobRecord
 from zndraw_joblib.server.queue.sql_task_rows import TaskRecord
+from zndraw_joblib.wire.masks import joined_paths
 from zndraw_joblib.wire.names import JobName
 from zndraw_joblib.wire.problems import InvalidRequest, TooManyRequests
 from zndraw_joblib.wire.statuses import TaskStatus
@@ -85,13 +86,12 @@ async def retarget(
         and (job := current.get(task.job_id)) is not None
         and schemas.get(task.seq) == to_json(job.schema).decode()
     ]
-    moves = [
-        (task, task.changed(job_id=queue.id, job_version=queue.job_version))
-        for task, queue in await _queues(tx, movable)
-    ]
+    targets = await _queues(tx, movable)
+    moves = [(task, task.changed(job_id=queue.id, job_version=queue.job_version)) for task, queue in targets]
     if not moves:
         return []
     await sql_transitions.retarget(tx, moves)
+    await _keep_masks(tx, targets)
     moved = [after for _, after in moves]
     for job_id in sorted({task.job_id for task in moved if task.lane}):
         await sql_jobs.record_priorities(tx, job_id)
@@ -99,6 +99,16 @@ async def retarget(
     for task in moved:
         rules_answers.publish_status(tx, task, queue_positions.get(task.id))
     return moved
+
+
+async def _keep_masks(tx: Transaction, targets: Sequence[tuple[TaskRecord, JobRecord]]) -> None:
+    """Mask in the queues that tasks have got into what is secret in these tasks."""
+    paths: dict[UUID, set[str | None]] = {}
+    for task, queue in targets:
+        paths.setdefault(queue.id, {queue.masked}).add(task.masked)
+    for queue_id in sorted(paths):
+        if len(paths[queue_id]) > 1:
+            await sql_jobs.set_masked(tx, queue_id, joined_paths(paths[queue_id]))
 
 
 async def _queues(

@@ -194,6 +194,7 @@ WHERE full_name = :full_name
 )
 _KEEPS = statement("SELECT id, keep FROM joblib_job WHERE keep IS NOT NULL", *("id", "keep"))
 _SET_SCHEMA = statement("UPDATE joblib_job SET schema = :schema, masked = :masked WHERE id = :id")
+_SET_MASKED = statement("UPDATE joblib_job SET masked = :masked WHERE id = :id")
 _MASKS = statement(
     "SELECT full_name, masked FROM joblib_job WHERE full_name = ANY (:all_full_name) AND masked IS NOT NULL",
     *("full_name", "masked"),
@@ -512,6 +513,11 @@ async def set_schema(
     """Replace the schema of a version of a job. What was `masked` stays so in its tasks."""
     params = {"id": job_id, "schema": schema, "masked": joined_paths([masked, masked_paths(schema)])}
     await tx.execute(_SET_SCHEMA, params)
+
+
+async def set_masked(tx: Transaction, job_id: UUID, masked: str | None) -> None:
+    """Replace the paths to the secret values of a version of a job, or of a queue."""
+    await tx.execute(_SET_MASKED, {"id": job_id, "masked": masked})
 
 
 async def masks(tx: Transaction, full_names: Iterable[str]) -> dict[str, str]:
