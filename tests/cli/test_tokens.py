@@ -35,13 +35,14 @@ def test_a_token_works_until_it_is_revoked(stack: Stack) -> None:
 
 def test_an_invalid_token_name_is_an_error(program: Program) -> None:
     """The name is taken, reserved, empty or unknown."""
-    names = ("ann", "ann", "admin", " ")
-    _, taken, reserved, empty, unknown = program.run_all(
+    names = ("ann", "ann", "admin", "oidc:ann", " ")
+    _, taken, reserved, of_provider, empty, unknown = program.run_all(
         [*(["token", "create", name, "--create-database"] for name in names), ["token", "revoke", "bob"]]
     )
-    assert (taken.code, reserved.code, empty.code, unknown.code) == (1, 2, 2, 1)
+    assert [run.code for run in (taken, reserved, of_provider, empty, unknown)] == [1, 2, 2, 2, 1]
     assert "already" in taken.err
     assert "ZNDRAW_JOBLIB_ADMIN_TOKEN" in reserved.err
+    assert "identity provider" in of_provider.err
     assert "1 to 128 printable characters" in empty.err
     assert "no token 'bob'" in unknown.err
 

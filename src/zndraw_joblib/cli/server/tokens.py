@@ -16,7 +16,7 @@ from zndraw_joblib.server.admin.sql_operators import DEFAULT_RIGHTS, TokenRecord
 from zndraw_joblib.server.db import schema
 from zndraw_joblib.server.db.database import Database, Transaction
 from zndraw_joblib.server.process.ports import Identity
-from zndraw_joblib.server.queue.rules_tokens import ADMIN, digest, new_token
+from zndraw_joblib.server.queue.rules_tokens import ADMIN, OIDC_PREFIX, digest, new_token
 from zndraw_joblib.wire.names import MAX_NAME_LENGTH, validate_room_id
 from zndraw_joblib.wire.operators import MAX_FILTER_VALUES
 from zndraw_joblib.wire.problems import InvalidRoomId
@@ -194,4 +194,9 @@ def _check_name(name: str) -> None:
     if name == ADMIN.id:
         raise UsageError(
             f"The token name {name!r} is reserved for ZNDRAW_JOBLIB_ADMIN_TOKEN. Choose another name"
+        )
+    if name.startswith(OIDC_PREFIX):
+        raise UsageError(
+            f"The token name {name!r} is reserved: users of an identity provider have names that begin with "
+            f"{OIDC_PREFIX!r}. Choose another name"
         )

@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from zndraw_joblib.server.http.pages import SignIn
 from zndraw_joblib.server.process.ports import Identity
 from zndraw_joblib.server.process.settings import OidcClaims, ServerSettings, is_safe_url
+from zndraw_joblib.server.queue.rules_tokens import OIDC_PREFIX
 from zndraw_joblib.wire.names import MAX_NAME_LENGTH
 from zndraw_joblib.wire.problems import ServiceUnavailable, Unauthorized
 from zndraw_joblib.wire.scopes import scopes_of
@@ -53,8 +54,6 @@ _EARLIEST_SECONDS = 30.0
 # Not compressed, so that the limit of bytes is one of memory.
 _HEADERS = {"Accept": "application/json", "Accept-Encoding": "identity"}
 _CHALLENGE = {"WWW-Authenticate": 'Bearer error="invalid_token"'}
-# No token of `token create` has this name: names have no colon.
-PREFIX = "oidc:"
 
 
 class Endpoints(BaseModel):
@@ -123,7 +122,7 @@ class Provider:
 
     def knows(self, identity: Identity) -> bool:
         """Return whether an identity is of this provider."""
-        return identity.id.startswith(PREFIX)
+        return identity.id.startswith(OIDC_PREFIX)
 
     async def identify(self, token: str) -> Caller:
         """Return the caller that a token is about.
@@ -218,7 +217,7 @@ def identity_of(claims: Mapping[str, Any], names: OidcClaims) -> Identity:
     for value in _texts(_claim(claims, names.roles)) if names.roles else ():
         roles.update(names.role_names.get(value, [value] if _is_role(value) and not names.role_names else []))
     rooms = frozenset(_texts(_claim(claims, names.rooms))) if names.rooms else None
-    return Identity(f"{PREFIX}{user}", is_superuser=False, roles=frozenset(roles), rooms=rooms).limited()
+    return Identity(f"{OIDC_PREFIX}{user}", is_superuser=False, roles=frozenset(roles), rooms=rooms).limited()
 
 
 def _is_role(name: str) -> bool:

@@ -19,6 +19,8 @@ from zndraw_joblib.wire.problems import Unauthorized
 _MAX_LENGTH = 4096
 # The identity of the token that an operator sets.
 ADMIN = Identity("admin", is_superuser=True)
+# Names of users of an identity provider begin with it; `token create` refuses them.
+OIDC_PREFIX = "oidc:"
 
 
 def new_token() -> str:
