@@ -2,15 +2,19 @@
 
 import asyncio
 import random
+from functools import partial
 from typing import Any
 
 import pytest
 from databases import on_postgresql
 from replica import OWNER, OpenReplica, Replica
-from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+from waiting import until
 
 from service.test_mixed_load import Actor, deadlocks
-from zndraw_joblib.server.queue import rules_providers
+from zndraw_joblib.server.admin import sql_operators
+from zndraw_joblib.server.queue import rules_providers, sql_worker_tokens
 from zndraw_joblib.wire.policy import Backoff, RetryOn
 from zndraw_joblib.wire.providers import ProviderRegisterRequest
 
@@ -83,3 +87,43 @@ async def test_two_replicas_with_every_limit(
     async with asyncio.timeout(120):
         await asyncio.gather(*[actor.run() for actor in actors])
     assert await deadlocks(engine) == before
+
+
+# Of tokens, in an order that is not that of their names.
+NAMES = ("jit-z", "jit-a")
+_LOCK = "SELECT name FROM joblib_token WHERE name = :name FOR NO KEY UPDATE NOWAIT"
+_WAITING = """
+SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'
+"""
+
+
+async def waits(connection: AsyncConnection) -> bool:
+    """Return whether a transaction waits for a lock."""
+    number = (await connection.execute(text(_WAITING))).scalar_one()
+    await connection.rollback()  # a transaction sees the same activity until its end
+    return bool(number)
+
+
+@on_postgresql
+async def test_all_lock_tokens_in_the_order_of_their_names(
+    open_replica: OpenReplica, engine: AsyncEngine, subtests: pytest.Subtests
+) -> None:
+    """What waits for the first token holds none of the others: claims, and records of what is used."""
+    runtime = open_replica().runtime
+    for name in NAMES:
+        await runtime.write(partial(sql_operators.add_token, name=name, digest=name, is_superuser=False))
+    async with engine.begin() as connection:
+        await connection.execute(text("UPDATE joblib_token SET max_tasks = 5, claims = 0"))
+    for work in (
+        partial(sql_operators.record_use, digests=NAMES),
+        partial(sql_worker_tokens.lock_free, names=NAMES),
+    ):
+        with subtests.test(work=work.func.__name__):
+            async with asyncio.timeout(30), engine.connect() as first, engine.connect() as second:
+                await first.execute(text(_LOCK), {"name": min(NAMES)})
+                waiting = asyncio.create_task(runtime.write(work))
+                await until(lambda connection=second: waits(connection))
+                await second.execute(text(_LOCK), {"name": max(NAMES)})
+                await second.rollback()
+                await first.rollback()
+                await waiting

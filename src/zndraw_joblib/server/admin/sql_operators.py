@@ -120,9 +120,17 @@ _LIST = statement(f"{_SELECT} ORDER BY name", *TokenRecord._fields)
 _EXISTING = statement(
     "SELECT digest, expires_at FROM joblib_token WHERE digest = ANY (:all_digest)", "digest", "expires_at"
 )
+# It locks the rows in the order in which claims lock those of tokens with a limit.
 _RECORD_USE = statement(
-    "UPDATE joblib_token SET last_used_at = :now WHERE digest = ANY (:all_digest)"
-    " AND (last_used_at IS NULL OR last_used_at < :at)"
+    """
+WITH locked AS (
+    SELECT name FROM joblib_token
+    WHERE digest = ANY (:all_digest) AND (last_used_at IS NULL OR last_used_at < :at)
+    ORDER BY name
+    FOR NO KEY UPDATE
+)
+UPDATE joblib_token SET last_used_at = :now WHERE name IN (SELECT name FROM locked)
+"""
 )
 _USE_INTERVAL = timedelta(minutes=1)
 _COUNT = statement("SELECT count(*) FROM joblib_token", "number")
