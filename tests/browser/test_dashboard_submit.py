@@ -1,10 +1,11 @@
-"""The form that submits a task, in a browser: choices of a provider, earlier payloads, and errors that go."""
+"""The form that submits a task, in a browser: choices of a provider, earlier payloads, secrets, errors."""
 
+import re
 from typing import Any
 
 import pytest
 from playwright.async_api import Browser, Locator, expect
-from rest import V1, register, submit
+from rest import V1, claim, register, submit
 
 from browser.dashboard import Dashboard, example_queue
 from browser.example_queue import ExampleQueue
@@ -25,6 +26,20 @@ _SCHEMA = {
     "required": ["structure"],
 }
 _SLABS = {"items": [{"id": "CO-on-Pt-11", "formula": "CO Pt₁₁"}, {"id": "H-on-Ni-3", "formula": None}]}
+
+# As pydantic describes a `SecretStr`.
+_SECRET = {"type": "string", "format": "password", "writeOnly": True}
+_WITH_SECRETS = {
+    "type": "object",
+    "properties": {
+        "source": {"type": "string"},
+        "token": {**_SECRET, "maxLength": 500},
+        "proxy": {"anyOf": [_SECRET, {"type": "null"}], "default": None},
+        "keys": {"type": "array", "items": _SECRET},
+        "realm": {**_SECRET, "default": "**********"},
+    },
+    "required": ["source", "token"],
+}
 
 
 async def _put_provider(queue: ExampleQueue, name: str, category: str) -> dict[str, Any]:
@@ -81,6 +96,7 @@ async def test_a_form_with_choices_and_earlier_payloads(browser: Browser, databa
         await _start_from(dashboard, form, earlier)
         await structure.select_option("CO Pt₁₁")
         await _submit(dashboard, queue, form)
+        await _submit_a_secret_again(dashboard, queue)
         assert dashboard.seen == []
 
 
@@ -138,3 +154,36 @@ async def _start_from(dashboard: Dashboard, form: Locator, earlier: dict[str, An
     await page.reload()
     await expect(form.get_by_role("textbox", name="sites 2")).to_have_value("5")
     await expect(form.get_by_label("structure").and_(form.locator("select"))).to_have_value("H-on-Ni-3")
+
+
+async def _submit_a_secret_again(dashboard: Dashboard, queue: ExampleQueue) -> None:
+    """A task shows the mask of its secret values; submitted again, the form leaves them empty and asks."""
+    page = dashboard.page
+    job = await register(queue.client, "Fetch", schema=_WITH_SECRETS)
+    task = await submit(queue.client, job, source="lab-7", token="first-1", proxy="first-2", keys=["first-3"])
+    await dashboard.show(f"tasks/{task['id']}", "Fetch")
+    await expect(page.get_by_text("**********").first).to_be_visible()
+    assert "first-" not in await page.content()
+    await page.get_by_role("link", name="Submit again").click()
+    form = page.get_by_role("region", name="Submit a task")
+    await expect(form.get_by_label("source")).to_have_value("lab-7")
+    fields = [form.get_by_label(name) for name in ("token", "proxy", "keys 1")]
+    for field in (*fields, form.get_by_label("realm")):
+        await expect(field.and_(form.locator("input"))).to_have_attribute("type", "password")
+        await expect(field.and_(form.locator("input"))).to_have_value("")
+    await expect(form.get_by_text("The value of the earlier task is secret")).to_have_count(3)
+    await dashboard.check("submit-secrets")
+    await form.get_by_role("button", name="JSON").click()
+    await expect(form.get_by_role("textbox", name="Payload")).not_to_have_value(re.compile(r"\*"))
+    await form.get_by_role("button", name="Form", exact=True).click()
+    await form.get_by_role("button", name="Submit", exact=True).click()
+    await expect(form.get_by_text("A value is required.")).to_be_visible()
+    for number, field in enumerate(fields, 1):
+        await field.and_(form.locator("input")).fill(f"second-{number}")
+    await form.get_by_role("button", name="Submit", exact=True).click()
+    await expect(page.get_by_text("Why it waits")).to_be_visible()
+    claims = [await claim(queue.client, job["worker_id"]) for _ in range(2)]
+    assert [claimed and claimed["payload"] for claimed in claims] == [
+        {"source": "lab-7", "token": f"{which}-1", "proxy": f"{which}-2", "keys": [f"{which}-3"]}
+        for which in ("first", "second")
+    ]

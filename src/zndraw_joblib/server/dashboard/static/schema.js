@@ -3,6 +3,8 @@ import { parseExact, stringify } from "./json.js";
 
 const MAX_DEPTH = 6;
 const NUMBER = /^-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?$/;
+// What answers have in the place of a secret value.
+const MASK = "**********";
 const isObject = (value) => value !== null && typeof value === "object" && !Array.isArray(value) && value.constructor === Object;
 const escaped = (name) => name.replaceAll("~", "~0").replaceAll("/", "~1");
 export const below = (pointer, name) => `${pointer}/${escaped(String(name))}`;
@@ -82,6 +84,24 @@ export function choicesIn(answer, { items = "items", value = "value", label = "l
   });
 }
 
+// Whether only the job may see the values of a schema.
+export const isSecret = (schema) => schema.writeOnly === true || schema.format === "password";
+
+// A payload of an answer without the masks of secret values, and the pointers to these: { payload, pointers }.
+// An item of a list leaves undefined, so that the others keep their places.
+export function withoutMasks(schema, payload) {
+  const pointers = [];
+  const hasSecret = (part) => part !== null && typeof part === "object" && (isSecret(part) || Object.values(part).some(hasSecret));
+  const strip = (value, pointer) => {
+    if (value === MASK) return void pointers.push(pointer);
+    if (Array.isArray(value)) return value.map((item, index) => strip(item, below(pointer, index)));
+    if (!isObject(value)) return value;
+    const parts = Object.entries(value).map(([name, part]) => [name, strip(part, below(pointer, name))]);
+    return Object.fromEntries(parts.filter(([, part]) => part !== undefined));
+  };
+  return hasSecret(schema) ? { payload: strip(payload, ""), pointers } : { payload, pointers };
+}
+
 let lastKey = 0;
 export const itemOf = (draft) => ({ key: (lastKey += 1), draft });
 const fits = { array: Array.isArray, object: isObject, string: (value) => typeof value === "string", boolean: (value) => typeof value === "boolean" };
@@ -89,12 +109,15 @@ const fits = { array: Array.isArray, object: isObject, string: (value) => typeof
 // Return what the field of a node holds for a value; for undefined, with `hasDefaults`, the schema's default.
 // Undefined if the field cannot hold the value: then only JSON can.
 export function draftOf(node, initial, hasDefaults = false) {
-  const value = initial === undefined && hasDefaults ? node.schema.default : initial;
+  // The default of a secret is a mask in the schemas of pydantic.
+  const byDefault = hasDefaults && !(isSecret(node.schema) && node.schema.default === MASK) ? node.schema.default : undefined;
+  const value = initial === undefined ? byDefault : initial;
   const isEmpty = value === undefined || (value === null && node.isNullable);
   if (!isEmpty && fits[node.kind]?.(value) === false) return undefined;
   if (node.kind === "object") return groupDraft(node, isEmpty ? {} : value, hasDefaults);
   if (node.kind === "array") {
-    const items = (isEmpty ? [] : value).map((item) => draftOf(node.item, item));
+    // A secret that is left out of a list is null in JSON.
+    const items = (isEmpty ? [] : value).map((item) => draftOf(node.item, item === null && isSecret(node.item.schema) ? undefined : item));
     return items.includes(undefined) ? undefined : items.map(itemOf);
   }
   if (isEmpty) return "";

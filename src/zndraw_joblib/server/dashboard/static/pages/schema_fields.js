@@ -4,7 +4,7 @@ import { count } from "../format.js";
 import { html, useId } from "../lib.js";
 import { usePoll } from "../live.js";
 import { stringify } from "../json.js";
-import { below, choicesIn, draftOf, hintOf, itemOf, providerOf } from "../schema.js";
+import { below, choicesIn, draftOf, hintOf, isSecret, itemOf, providerOf } from "../schema.js";
 
 // `problems` has the messages by the pointer of the field. The choices of a field may come from a provider that `room` sees.
 export function Field({ node, ...rest }) {
@@ -71,13 +71,13 @@ function Control({ node, draft, onChange, common: attributes, isRequired }) {
       ${options.map(([value, text]) => html`<option key=${value} value=${value}>${text}</option>`)}</select>`;
   }
   if (node.kind === "json") return html`<textarea ...${attributes} class="short" rows="3" value=${draft} onInput=${change}></textarea>`;
-  if (node.kind === "string" && (node.schema.maxLength > 200 || node.schema.format === "textarea" || draft.includes("\n"))) {
+  const isHidden = isSecret(node.schema) && node.schema.format !== "textarea";
+  if (node.kind === "string" && !isHidden && (node.schema.maxLength > 200 || node.schema.format === "textarea" || draft.includes("\n"))) {
     return html`<textarea ...${attributes} class="short" rows="3" value=${draft} onInput=${change}></textarea>`;
   }
   // Numbers are texts, so that all their digits reach the job.
   const mode = { integer: "numeric", number: "decimal" }[node.kind];
-  const type = node.schema.writeOnly === true || node.schema.format === "password" ? "password" : "text";
-  return html`<input ...${attributes} type=${type} autocomplete="off" inputmode=${mode} value=${draft} onInput=${change} />`;
+  return html`<input ...${attributes} type=${isHidden ? "password" : "text"} autocomplete=${isHidden ? "new-password" : "off"} inputmode=${mode} value=${draft} onInput=${change} />`;
 }
 
 function Group({ node, label, isRequired, pointer, draft, onChange, problems, room }) {

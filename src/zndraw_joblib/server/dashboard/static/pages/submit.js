@@ -6,7 +6,7 @@ import { parseExact, stringify } from "../json.js";
 import { html, useEffect, useId, useMemo, useRef, useSignal } from "../lib.js";
 import { usePoll } from "../live.js";
 import { go, route, setQuery } from "../router.js";
-import { draftOf, nodeOf, placed, valueOf } from "../schema.js";
+import { draftOf, nodeOf, placed, valueOf, withoutMasks } from "../schema.js";
 import { Button, Failure, Section, toast } from "../ui.js";
 import { applied, Field, Problems } from "./schema_fields.js";
 import { roomNames } from "./suggestions.js";
@@ -21,6 +21,8 @@ const OPTIONS = [
   ["max_attempts", "Attempts", "Instead of the job's"],
   ["unique", "Unique key", "No second task with this key in the room", "text"],
 ];
+
+const SECRET_LEFT_OUT = "The value of the earlier task is secret: enter it again.";
 
 export const jobPath = (name) => encodeURIComponent(name).replaceAll("%3A", ":");
 
@@ -60,17 +62,19 @@ export function Submit({ job }) {
     isJson.value = false;
     return undefined;
   };
-  // Fill the form with the payload of an earlier task.
+  // Fill the form with the payload of an earlier task. Its secret values are not in answers, so the form asks for them.
   useEffect(() => {
     if (!from) return undefined;
     const controller = new AbortController();
     const fill = (task) => {
-      text.value = stringify(task.payload, 2);
-      draft.value = start && draftOf(node, task.payload);
+      const { payload, pointers } = withoutMasks(job.schema ?? {}, task.payload);
+      text.value = stringify(payload, 2);
+      draft.value = start && draftOf(node, payload);
       isJson.value = isJson.value || !draft.value;
       if (canReadAll.value) room.value = enteredRoom.value = task.room_id;
       options.value = task.priority ? { ...options.value, priority: String(task.priority) } : options.value;
-      failure.value = null;
+      failure.value = pointers.length ? { problems: pointers.map((pointer) => ({ pointer, message: SECRET_LEFT_OUT })) } : null;
+      edited.value = new Set();
       form.current?.closest("section").scrollIntoView();
     };
     get(`/tasks/${encodeURIComponent(from)}`, {}, { signal: controller.signal }).then(fill, (error) => controller.signal.aborted || fail({ error }));
