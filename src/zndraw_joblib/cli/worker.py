@@ -463,7 +463,7 @@ def _folders(target: str, more: list[Path], *, is_reloaded: bool) -> list[Path]:
     if target.endswith(".py") and not Path(target).is_file():
         raise CommandError(f"There is no file {target!r}")
     try:
-        import_watchfiles("--reload")
+        import_watchfiles()
     except CannotWatch as error:
         raise CommandError(str(error)) from error
     return folders_of(target, more)

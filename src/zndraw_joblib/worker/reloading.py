@@ -21,12 +21,12 @@ class CannotWatch(Exception):
     """The files cannot be watched; the text says why, and what to do."""
 
 
-def import_watchfiles(what: str = "--reload") -> Any:
-    """Return the library that watches files. Raises `CannotWatch` for `what` if it is not installed."""
+def import_watchfiles() -> Any:
+    """Return the library that watches files. Raises `CannotWatch` if it is not installed."""
     try:
         import watchfiles  # noqa: PLC0415 - few workers need it
     except ModuleNotFoundError as error:
-        raise CannotWatch(missing_extra(what, EXTRA, error)) from error
+        raise CannotWatch(missing_extra("--reload", EXTRA, error)) from error
     return watchfiles
 
 

@@ -20,7 +20,7 @@ from zndraw_joblib.server.db import schema
 from zndraw_joblib.server.process.settings import ServerSettings
 from zndraw_joblib.server.queue.rules_tokens import new_token
 from zndraw_joblib.worker import serving
-from zndraw_joblib.worker.reloading import CannotWatch, folders_of, import_watchfiles, while_watching
+from zndraw_joblib.worker.reloading import EXTRA, CannotWatch, folders_of, import_watchfiles, while_watching
 from zndraw_joblib.worker.serving import ProcessConfig
 from zndraw_joblib.worker.supervisor import ChildExit, Supervisor, handle_signals
 
@@ -83,9 +83,12 @@ def _folders(options: DevOptions) -> list[Path]:
     if options.target is None or not options.is_reloaded:
         return []
     try:
-        import_watchfiles("Reloading changed jobs")
-    except CannotWatch as error:
-        print_note(f"Start again after each change of the jobs. {error}")
+        import_watchfiles()
+    except CannotWatch:
+        print_note(
+            "The worker is not reloaded when its code changes: the module 'watchfiles' is not installed. "
+            f"Run: pip install 'zndraw-joblib[{EXTRA}]', or start this command again after each change."
+        )
         return []
     return folders_of(options.target)
 
