@@ -13,12 +13,13 @@ from seeds import prune_ended
 
 from service.test_successors import batch, end, handle, open_group, report
 from zndraw_joblib.server.db.tables import Edge, Group, OutboxRow, Task
-from zndraw_joblib.server.process.settings import ServerSettings
-from zndraw_joblib.server.queue import rules_groups, rules_task_actions
+from zndraw_joblib.server.process.settings import JobLibSettings, ServerSettings
+from zndraw_joblib.server.queue import rules_groups, rules_task_actions, rules_task_retention
 from zndraw_joblib.server.queue.rules_internal import EXECUTOR
 from zndraw_joblib.server.queue.rules_tasks import Report
 from zndraw_joblib.wire.groups import GroupOnEnd, NewGroup
 from zndraw_joblib.wire.messages import JobResponse, TaskResponse, TaskUpdateRequest
+from zndraw_joblib.wire.names import split_name
 from zndraw_joblib.wire.policy import Backoff
 from zndraw_joblib.wire.statuses import TaskStatus
 
@@ -226,7 +227,9 @@ async def test_retention_keeps_what_a_held_step_needs(timed: Replica, clock: Man
     for _ in range(3):
         await end(timed, job, status="failed")
     clock.advance(3600)
+    assert await _older(timed) == await _older(timed, job) == 1
     assert sum(await prune_ended(timed.runtime.write)) == 1
+    assert await _older(timed) == await _older(timed, job) == 0
     kept = {row.id for row in await timed.rows(Task.__table__)}
     assert kept == {first.id, member.id, held.id}, other.id
     for task in (first, member):
@@ -234,5 +237,14 @@ async def test_retention_keeps_what_a_held_step_needs(timed: Replica, clock: Man
         assert await end(timed, job) == task.id
     assert await end(timed, job) == held.id
     clock.advance(3600)
+    assert await _older(timed) == await _older(timed, job) == 3
     assert sum(await prune_ended(timed.runtime.write)) == 3
     assert await timed.rows(Edge.__table__) == []
+
+
+async def _older(replica: Replica, job: JobResponse | None = None) -> int:
+    """Return how many tasks the retention would delete, of all jobs or of one."""
+    name = None if job is None else split_name(job.full_name)
+    settings = JobLibSettings(keep_finished_days=1e-9)
+    times = await replica.runtime.database.read(rules_task_retention.read, settings, name)
+    return times.completed.older + times.failed.older + times.cancelled.older

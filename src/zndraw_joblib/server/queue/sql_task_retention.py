@@ -33,21 +33,23 @@ LIMIT :limit
     is_needed=BOOLEAN,
 )
 _COUNT_ENDED = statement(
-    """
-SELECT job_id, status, count(*) FROM (
-    SELECT job_id, status FROM joblib_task
+    f"""
+SELECT job_id, status, sum(is_old), count(*) FROM (
+    SELECT job_id, status, CASE WHEN {_IS_NEEDED} THEN 0 ELSE 1 END AS is_old FROM joblib_task
     WHERE completed_at IS NOT NULL AND (completed_at, seq) > (:completed_at, :seq) AND completed_at < :at
     ORDER BY completed_at, seq
     LIMIT :limit
 ) AS ended
 GROUP BY job_id, status
 """,
-    *("job_id", "status", "count"),
+    *("job_id", "status", "old", "count"),
+    old=INTEGER,
 )
 _COUNT_ENDED_OF_JOBS = statement(
-    """
-SELECT status, sum(CASE WHEN completed_at < :at THEN 1 ELSE 0 END), count(*) FROM (
-    SELECT status, completed_at FROM joblib_task WHERE job_id = ANY (:all_job_id)
+    f"""
+SELECT status, sum(is_old), count(*) FROM (
+    SELECT status, CASE WHEN completed_at < :at AND NOT {_IS_NEEDED} THEN 1 ELSE 0 END AS is_old
+    FROM joblib_task WHERE job_id = ANY (:all_job_id)
     ORDER BY job_id, room_id, created_at, seq
     LIMIT :limit
 ) AS of_jobs
@@ -83,18 +85,21 @@ async def ended_after(
 async def count_ended(
     tx: Transaction, before: datetime, limit: int
 ) -> tuple[dict[tuple[UUID, TaskStatus], int], bool]:
-    """Count the first tasks that ended before a time, by job and status; return whether these are all."""
+    """Count the tasks to delete among the first that ended before a time, by job and status.
+
+    Return whether these are all that ended before it.
+    """
     # With a lower bound PostgreSQL takes the index, also without statistics.
-    params = {"completed_at": START[0], "seq": START[1], "at": before, "limit": limit}
-    rows = (await tx.execute(_COUNT_ENDED, params)).all()
-    counts = {(row.job_id, TaskStatus(row.status)): int(row[2]) for row in rows}
-    return counts, sum(counts.values()) < limit
+    params = {"completed_at": START[0], "seq": START[1], "at": before, "since": before - _HOOK_TIME}
+    rows = (await tx.execute(_COUNT_ENDED, {**params, "limit": limit})).all()
+    counts = {(row.job_id, TaskStatus(row.status)): int(row.old) for row in rows}
+    return counts, sum(row[3] for row in rows) < limit
 
 
 async def count_ended_of_jobs(
     tx: Transaction, job_ids: Sequence[UUID], before: datetime, limit: int
 ) -> tuple[dict[TaskStatus, int], bool]:
-    """Count the tasks of jobs that ended before a time, among `limit`; return whether these are all."""
-    params = {"all_job_id": padded(job_ids), "at": before, "limit": limit}
+    """Count the tasks of jobs to delete before a time, among `limit`; return whether these are all."""
+    params = {"all_job_id": padded(job_ids), "at": before, "since": before - _HOOK_TIME, "limit": limit}
     rows = (await tx.execute(_COUNT_ENDED_OF_JOBS, params)).all()
     return {TaskStatus(row.status): int(row.old) for row in rows}, sum(row[2] for row in rows) < limit

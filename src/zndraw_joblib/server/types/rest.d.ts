@@ -3235,6 +3235,7 @@ export interface components {
          * KeptTime
          * @description How long ended tasks of a status are kept; null for ever. `older` is how many are older than that.
          *
+         *     It counts no task that is kept for others: for a step that waits, or for a group that has not ended.
          *     `source` is `job`, `settings` or `proposed`.
          */
         KeptTime: {
