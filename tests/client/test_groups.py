@@ -110,6 +110,42 @@ async def test_a_block_seals_its_group(open_queue: Callable[..., Both], worker: 
     assert (await Both(other).refresh()).sealed is False
 
 
+async def refused(queue: Any, *, is_followed: bool = False, **options: Any) -> Both:
+    """Return a group of which the server has refused all tasks; with `is_followed` a task waits for it."""
+    group, task, wrong = queue.group(**options), ("Area", {"width": 1}), ("Area", [{"width": "wide"}])
+
+    async def fill() -> None:
+        if hasattr(queue, "aclose"):
+            async with group:
+                if is_followed:
+                    await queue.submit(*task, after=[group])
+                await group.map(*wrong)
+        else:
+            with group:
+                if is_followed:
+                    queue.submit(*task, after=[group])
+                group.map(*wrong)
+
+    with pytest.raises(InvalidPayload):
+        await fill()
+    return Both(group)
+
+
+async def test_a_block_without_any_task_ends_its_group(
+    open_queue: Callable[..., Both], worker: Make, room: str
+) -> None:
+    """But not if a task would follow nothing."""
+    queue = open_queue(room=room).inner
+    worker().register(Area, room=room)
+    followed = [
+        await refused(queue, on_end=NewTask("Area", {"width": 1})),
+        await refused(queue, is_followed=True),
+    ]
+    ended = await (await refused(queue)).refresh()
+    assert (ended.sealed, ended.total, ended.ended_at is None) == (True, 0, False)
+    assert [(await group.refresh()).sealed for group in followed] == [False, False]
+
+
 async def test_a_reference_to_another_group_stays_as_it_is(queue: Both, worker: Make, room: str) -> None:
     """Only the task that a group has submitted gets its results: a worker may read more than a submitter."""
     worker().register(Anything, room=room)

@@ -29,7 +29,7 @@ from zndraw_joblib.client.flows import (
     send_once,
     wait,
 )
-from zndraw_joblib.client.groups import NewGroupTask, parse_group_id, raise_refused
+from zndraw_joblib.client.groups import NewGroupTask, is_refusal, parse_group_id, raise_refused
 from zndraw_joblib.client.retry import FastRule, RetryRule
 from zndraw_joblib.client.submits import Chunk, NewTask, Submits, Submitted, TaskOptions, checked_key
 from zndraw_joblib.client.task_id import Bar, TaskId, id_of
@@ -228,6 +228,7 @@ class AsyncGroup(GroupHandle):
     """A group of tasks of a room. `async with queue.group() as group:` makes it, and seals it at its end.
 
     If the block raises, the group stays open: no task of an incomplete group is followed by its `on_end`.
+    But it ends if the server has refused all its tasks, it has no `on_end`, and no task waits for it.
     `tasks` are the handles of the tasks that this object has submitted.
     """
 
@@ -313,9 +314,11 @@ class AsyncGroup(GroupHandle):
     async def __aenter__(self) -> Self:
         return await self.create()
 
-    async def __aexit__(self, kind: object, *_: object) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, *_: object) -> None:
         if kind is None:
             await self.seal()
+        elif is_refusal(error) and not self.tasks and not self.has_followers:
+            await self._queue.run(self._new.seal_if_empty(self.id))
 
     def __repr__(self) -> str:
         return f"<AsyncGroup {self._id or 'that does not exist yet'}>"

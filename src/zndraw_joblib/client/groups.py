@@ -1,6 +1,7 @@
 """The requests of groups, as flows without I/O."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -15,6 +16,7 @@ from zndraw_joblib.wire.groups import GroupRequest, GroupResponse, GroupUpdate
 from zndraw_joblib.wire.problems import ProblemException
 
 _MAX_SHOWN = 100
+_SERVER_ERRORS = 500
 
 
 def parse_group_id(group_id: str | UUID) -> UUID:
@@ -33,6 +35,11 @@ def raise_refused(results: Sequence[object]) -> None:
             refused = sum(isinstance(other, ProblemException) for other in results)
             result.add_note(f"It is item {number}; {len(results) - refused} of {len(results)} were submitted")
             raise result
+
+
+def is_refusal(error: BaseException | None) -> bool:
+    """Return whether the server, or the client for it, has refused a request for good."""
+    return isinstance(error, ProblemException) and error.status < _SERVER_ERRORS
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +75,13 @@ class NewGroupTask:
             return calls.call(ops.UPDATE_GROUP, GroupUpdate(sealed=True), key=key, group_id=group_id)
 
         return (yield from send_once(f"Sealing group {group_id}", make, None, self.rule))
+
+    def seal_if_empty(self, group_id: UUID) -> Flow[None]:
+        """Seal a group that has no tasks and no `on_end`: it ends. After an error it stays open."""
+        with suppress(ProblemException, OSError):
+            group = yield from self.read(group_id)
+            if group.total == 0 and group.on_end is None:
+                yield from self.seal(group_id)
 
     def read(self, group_id: UUID) -> Flow[GroupResponse]:
         """Return the group as it is now."""

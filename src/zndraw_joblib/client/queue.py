@@ -24,7 +24,7 @@ from zndraw_joblib.client.flows import (
     send_once,
     wait,
 )
-from zndraw_joblib.client.groups import NewGroupTask, parse_group_id, raise_refused
+from zndraw_joblib.client.groups import NewGroupTask, is_refusal, parse_group_id, raise_refused
 from zndraw_joblib.client.operators import Operator
 from zndraw_joblib.client.rest import TaskRest
 from zndraw_joblib.client.results import ResultReader
@@ -227,6 +227,7 @@ class Group(GroupHandle):
     """A group of tasks of a room. `with queue.group() as group:` makes it, and seals it at its end.
 
     If the block raises, the group stays open: no task of an incomplete group is followed by its `on_end`.
+    But it ends if the server has refused all its tasks, it has no `on_end`, and no task waits for it.
     `tasks` are the handles of the tasks that this object has submitted.
     """
 
@@ -309,9 +310,11 @@ class Group(GroupHandle):
     def __enter__(self) -> Self:
         return self.create()
 
-    def __exit__(self, kind: object, *_: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, *_: object) -> None:
         if kind is None:
             self.seal()
+        elif is_refusal(error) and not self.tasks and not self.has_followers:
+            self._queue.run(self._new.seal_if_empty(self.id))
 
     def __repr__(self) -> str:
         return f"<Group {self._id or 'that does not exist yet'}>"

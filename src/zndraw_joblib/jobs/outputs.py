@@ -90,7 +90,9 @@ def with_parts(payload: dict[str, Any], read: Callable[[UUID], Any]) -> dict[str
 
 
 class GroupHandle:
-    """A group, as `after` takes it: by its id."""
+    """A group, as `after` takes it: by its id. `has_followers`: a task was to wait for this object."""
+
+    has_followers = False
 
     @property
     def id(self) -> UUID:
@@ -144,6 +146,8 @@ def after_of(after: Any, payload: Any, earlier: EarlierTasks) -> dict[str, Any] 
     for item in (*fields.pop("tasks", ()), *fields.pop("groups", ())):
         if isinstance(item, GroupHandle | GroupResponse):
             groups.append(str(item.id))
+            if isinstance(item, GroupHandle):
+                item.has_followers = True
         else:
             tasks.append(_task_of(item, earlier))
     groups += map(str, fields.pop("ids", ()))
