@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,7 @@ from zndraw_joblib.server.admin import sql_operators
 from zndraw_joblib.server.db.engine import open_database
 from zndraw_joblib.server.queue import rules_retention, rules_worker_tokens
 from zndraw_joblib.server.queue.rules_retention import RETENTIONS
-from zndraw_joblib.server.queue.rules_tokens import digest
+from zndraw_joblib.server.queue.rules_tokens import ADMIN, digest
 from zndraw_joblib.server.runtime.runtime import Runtime
 from zndraw_joblib.wire.worker_tokens import WorkerTokenRequest
 
@@ -141,19 +141,47 @@ async def test_rights_do_not_exceed_those_of_the_issuer(
 @on_both
 async def test_expired_tokens_end_and_are_deleted(client: httpx.AsyncClient, runtime: Runtime) -> None:
     """A day after their end; those that were created by hand stay. An issuer has a limited number."""
-    issuer = Identity("root", is_superuser=True)
     assert client
     await runtime.write(
         partial(sql_operators.add_token, name="ann", digest=digest("ann"), is_superuser=False)
     )
     request = WorkerTokenRequest.model_validate(BODY | {"expires_in_seconds": 1e-6})
-    response = await runtime.write(rules_worker_tokens.issue, issuer, "jit-1", request)
+    response = await runtime.write(rules_worker_tokens.issue, ADMIN, "jit-1", request)
     assert await runtime.database.read(sql_operators.token_by_digest, digest(response.token)) is None
     [retention] = [one for one in RETENTIONS if one.rows == "token"]
     for keep, names in ((timedelta(hours=1), {"jit-1"}), (timedelta(0), set())):
         await runtime.write(rules_retention.prune, retention, keep, None)
         tokens = await runtime.database.read(sql_operators.list_tokens)
         assert {token.name for token in tokens} == {"ann", *names}
+
+
+async def status_of(client: httpx.AsyncClient, token: str) -> int:
+    """Return the status of a request with a token."""
+    headers = {"Authorization": f"Bearer {token}"}
+    return (await client.get(f"{V1}/me", headers=headers)).status_code
+
+
+async def test_a_token_ends_with_that_of_its_issuer(
+    client: httpx.AsyncClient, app: FastAPI, bearer: Callable[..., Any], runtime: Runtime
+) -> None:
+    """Also if another token gets the name of the issuer; what is issued in the meantime is refused."""
+    expires_at = datetime.now(UTC).replace(microsecond=0) + timedelta(hours=1)
+    rights = sql_operators.TokenRights(["operator"], ["lab"], None, expires_at)
+    add = partial(sql_operators.add_token, name="olga", is_superuser=False, rights=rights)
+    await runtime.write(partial(add, digest=digest("old")))
+    async with bearer("old") as olga, bearer("new") as renewed:
+        issued = [await issue(olga, expires_in_seconds=seconds) for seconds in (60, 7200)]
+        own = await issue(client)
+        ends = [datetime.fromisoformat(one["expires_at"]) for one in issued]
+        assert ends[0] < ends[1] == rights.expires_at
+        assert [await status_of(client, one["token"]) for one in (*issued, own)] == [200, 200, 200]
+        await runtime.write(sql_operators.remove_token, "olga")
+        # The identity of the issuer is cached for 3 s.
+        expect_problem(await olga.post(f"{V1}/worker-tokens", json=BODY), 401, "unauthorized")
+        await runtime.write(partial(add, digest=digest("new")))
+        await app.state.joblib.identity.find_revoked([digest(one["token"]) for one in issued])
+        assert [await status_of(client, one["token"]) for one in (*issued, own)] == [401, 401, 200]
+        assert (await renewed.get(f"{V1}/me")).status_code == 200
 
 
 async def test_patterns_of_jobs_hold_at_claims_and_runs_of_schedules(

@@ -174,7 +174,7 @@ def show(database_url: str | None) -> None:
 
 
 def revoke(name: str, database_url: str | None) -> None:
-    """Remove a token."""
+    """Remove a token, and those that it has issued."""
 
     async def work(database: Database) -> bool:
         await schema.prepare(database)

@@ -137,7 +137,9 @@ _COUNT = statement("SELECT count(*) FROM joblib_token", "number")
 _IS_TAKEN = statement("SELECT name FROM joblib_token WHERE name = :name OR digest = :digest", "name")
 _STORED = ("name", "digest", "is_superuser", "created_at", *TokenRights._fields)
 _ADD = statement(f"INSERT INTO joblib_token {one_row(_STORED)}")
-_REMOVE = statement("DELETE FROM joblib_token WHERE name = :name RETURNING name", "name")
+_OF_ISSUER = "name = :name OR issued_by = :name"
+_LOCK = statement(f"SELECT name FROM joblib_token WHERE {_OF_ISSUER} ORDER BY name\nFOR UPDATE", "name")
+_REMOVE = statement(f"DELETE FROM joblib_token WHERE {_OF_ISSUER} RETURNING name", "name")
 
 
 async def add_token(
@@ -205,7 +207,9 @@ async def count_tokens(tx: Transaction) -> int:
 
 
 async def remove_token(tx: Transaction, name: str) -> bool:
-    """Delete a token. Return whether it existed."""
+    """Delete a token, and those that it has issued. Return whether there was one."""
+    # From then on it issues no more. The second statement also sees what it has issued until then.
+    await tx.execute(_LOCK, {"name": name})
     return (await tx.execute(_REMOVE, {"name": name})).first() is not None
 
 

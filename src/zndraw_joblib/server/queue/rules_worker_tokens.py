@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Collection
-from datetime import timedelta
+from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
 
 from pydantic_core import to_json
@@ -10,9 +10,9 @@ from pydantic_core import to_json
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.process.ports import Identity
 from zndraw_joblib.server.queue import rules_transitions, sql_worker_tokens
-from zndraw_joblib.server.queue.rules_tokens import digest, new_token
+from zndraw_joblib.server.queue.rules_tokens import ADMIN, OIDC_PREFIX, digest, new_token
 from zndraw_joblib.wire.names import INTERNAL
-from zndraw_joblib.wire.problems import Forbidden, InvalidRequest, TooManyRequests
+from zndraw_joblib.wire.problems import Forbidden, InvalidRequest, TooManyRequests, Unauthorized
 from zndraw_joblib.wire.scopes import Scope
 from zndraw_joblib.wire.worker_tokens import WorkerTokenRequest, WorkerTokenResponse
 
@@ -58,8 +58,10 @@ async def issue(
 ) -> WorkerTokenResponse:
     """Store a new token of workers, and return it with its text, of which only a hash is stored.
 
-    Raises `TooManyRequests` if the issuer has as many as it may.
+    It ends with the token of its issuer. Raises `Unauthorized` if that was revoked, and `TooManyRequests` if
+    the issuer has as many as it may.
     """
+    ends_at = await _end_of(tx, issuer)
     if await sql_worker_tokens.count(tx, issuer.id) >= MAX_TOKENS:
         raise TooManyRequests(
             f"This caller has issued {MAX_TOKENS} tokens of workers that have not expired, which is the "
@@ -67,13 +69,14 @@ async def issue(
             headers={"Retry-After": _RETRY_SECONDS},
         )
     token, now = new_token(), await tx.now()
+    expires_at = now + timedelta(seconds=request.expires_in_seconds)
     response = WorkerTokenResponse(
         name=name,
         token=token,
         jobs=sorted(set(request.jobs)),
         rooms=sorted(set(request.rooms)),
         max_tasks=request.max_tasks,
-        expires_at=now + timedelta(seconds=request.expires_in_seconds),
+        expires_at=expires_at if ends_at is None else min(expires_at, ends_at),
         labels=request.labels or {},
     )
     row = {
@@ -90,3 +93,16 @@ async def issue(
     }
     await sql_worker_tokens.add(tx, row)
     return response
+
+
+async def _end_of(tx: Transaction, issuer: Identity) -> datetime | None:
+    """Return when the token of an issuer expires, and let no revocation end it before the commit."""
+    if issuer.id == ADMIN.id or issuer.id.startswith(OIDC_PREFIX):
+        return None  # it is not stored
+    for expires_at in await sql_worker_tokens.lock_issuer(tx, issuer.id):
+        if expires_at is None or expires_at > await tx.now():
+            return expires_at
+    raise Unauthorized(
+        f"The token {issuer.id!r} has expired, or was revoked: it issues no more tokens",
+        headers={"WWW-Authenticate": "Bearer"},
+    )

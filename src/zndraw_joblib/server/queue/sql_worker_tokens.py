@@ -1,6 +1,6 @@
 """Tokens of workers: add, count, prune, and the number of tasks that they have claimed."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -13,6 +13,10 @@ _STORED = (
     *("issued_by", "max_tasks", "claims", "labels"),
 )
 _ADD = statement(f"INSERT INTO joblib_token {one_row(_STORED)}")
+# A revocation waits for what the token issues.
+_LOCK_ISSUER = statement(
+    "SELECT expires_at FROM joblib_token WHERE name = :name\nFOR KEY SHARE", "expires_at"
+)
 _COUNT = statement(
     "SELECT count(*) FROM joblib_token WHERE issued_by = :issued_by AND expires_at > :now", "number"
 )
@@ -43,6 +47,11 @@ RETURNING name
 async def add(tx: Transaction, row: Mapping[str, Any]) -> None:
     """Insert a token."""
     await tx.execute(_ADD, {**row, "is_superuser": False, "claims": 0})
+
+
+async def lock_issuer(tx: Transaction, name: str) -> Sequence[datetime | None]:
+    """Keep a token until the commit, and return when it expires; nothing if there is no such token."""
+    return list((await tx.execute(_LOCK_ISSUER, {"name": name})).scalars())
 
 
 async def count(tx: Transaction, issuer: str) -> int:
