@@ -1,8 +1,10 @@
 """Joining and leaving rooms, and the problems of refused joins."""
 
+from typing import Any
+
 import pytest
 import socketio
-from rest import UNKNOWN_ID, claim, register, submit
+from rest import UNKNOWN_ID, V1, claim, register, submit
 
 from realtime.sockets import LiveServer, names
 from zndraw_joblib.server.admin import sql_operators
@@ -61,6 +63,25 @@ async def test_roles_and_rooms_hold_for_sockets(server: LiveServer) -> None:
     narrow = await server.connect(token=await server.create_user("worker", ["worker"], ["lab"]))
     refusal = await narrow.call("join_job_room", **join)
     assert (refusal["status"], "--rooms @global" in refusal["detail"]) == (403, True)
+
+
+async def test_the_token_of_a_task_opens_no_socket(server: LiveServer) -> None:
+    """While its task runs; the refusal says what to use instead."""
+    rest = await server.rest(server.token)
+    job = await register(rest)
+    await submit(rest, job)
+    body = {"worker_id": job["worker_id"], "tokens": True}
+    task = (await rest.post(f"{V1}/tasks/claim", json=body)).json()["task"]
+    client = socketio.AsyncClient(reconnection=False, request_timeout=30)
+    refused: list[dict[str, Any]] = []
+    client.on("connect_error", refused.append)
+    with pytest.raises(socketio.exceptions.ConnectionError):
+        await client.connect(
+            server.url, auth={"token": task["token"]}, transports=["websocket"], wait_timeout=30
+        )
+    [refusal] = refused
+    assert (refusal["data"]["status"], "over HTTP" in refusal["data"]["detail"]) == (403, True)
+    await client.shutdown()
 
 
 async def test_a_worker_in_the_room_of_its_job_gets_events(server: LiveServer) -> None:

@@ -1,5 +1,6 @@
 """Who may read a stream, and tokens for clients that cannot send a header."""
 
+import asyncio
 import re
 from collections.abc import AsyncIterator
 from datetime import timedelta
@@ -122,6 +123,27 @@ async def test_a_revoked_token_ends_its_streams(local: Local) -> None:
         assert len(app.state.joblib.streams) == 1
         await other.close()
         await anonymous.aclose()
+
+
+@on_sqlite
+async def test_a_stream_ends_with_the_task_of_its_token(local: Local) -> None:
+    """Also the idle stream of a child, within 5 s; before, it is open."""
+    _, client = local
+    job = await register(client, room="lab")
+    task = await submit(client, job)
+    body = {"worker_id": job["worker_id"], "start": True, "tokens": True}
+    held = (await client.post(f"{V1}/tasks/claim", json=body)).json()["task"]
+    headers = {"Authorization": f"Bearer {held['token']}"}
+    async with httpx.AsyncClient(base_url=client.base_url, headers=headers, timeout=60) as token:
+        child = (await token.post(f"{V1}/rooms/lab/tasks/{job['full_name']}", json={"payload": {}})).json()
+        readers = [Reader(token, f"tasks/{id_}") for id_ in (task["id"], child["id"])]
+        for reader in readers:
+            await reader.until(1)
+        url, report = f"{V1}/tasks/{task['id']}", {"status": "completed", "attempt": held["attempt"]}
+        assert (await client.patch(url, json=report)).status_code == 200
+        async with asyncio.timeout(10):
+            own, other = [await reader.ended() for reader in readers]
+        assert [events[-1].event for events in (own, other)] == ["end", other[0].event]
 
 
 @on_sqlite

@@ -204,6 +204,8 @@ WantsStream = Annotated[bool, Parameter(_wants_stream)]
 
 logger = logging.getLogger(__name__)
 
+# An idle stream of the token of a task is checked as often, so that it ends soon after the task.
+_TASK_CHECK_SECONDS = 3.0
 # Clients that lost the connection connect again after this time.
 _RETRY = format_sse_event(retry=1000)
 
@@ -246,6 +248,9 @@ class EventStream(Response):
         self._subscription = subscription
         self._send_seconds = queue.runtime.settings.stream_send_timeout_seconds
         self._has_started = False
+        self._idle_seconds = queue.keep_alive_seconds
+        if subscription.caller.task is not None:
+            self._idle_seconds = min(self._idle_seconds, _TASK_CHECK_SECONDS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Stream until the task ends, the client disconnects or the server stops."""
@@ -315,7 +320,7 @@ class EventStream(Response):
     async def _next(self, reader: Reader) -> tuple[bytes, bool]:
         """Return what to send next, and whether it is the end of the stream."""
         if not reader.has_new:
-            await reader.wait(self._queue.keep_alive_seconds)
+            await reader.wait(self._idle_seconds)
             return (b"" if reader.has_new or reader.is_closed else KEEPALIVE_COMMENT), False
         entries = reader.take()
         if entries is None:
