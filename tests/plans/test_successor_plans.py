@@ -21,6 +21,7 @@ from zndraw_joblib.server.queue import (
     sql_groups,
     sql_results,
     sql_successors,
+    sql_task_tokens,
     sql_transitions,
 )
 from zndraw_joblib.server.queue.rules_fairness import ClaimOrder
@@ -116,6 +117,17 @@ async def test_a_task_is_shown_with_its_edges(explainer: Explainer) -> None:
         assert await rules_successors.status_of_successor(tx, task_id(IN_FAN), task_id(FAN)) == "pending"
 
     check(await explainer.plans(show))
+
+
+async def test_the_token_of_a_task_is_checked_by_keys(explainer: Explainer) -> None:
+    """Each use reads the task, and whether the tasks that it names are children or predecessors."""
+
+    async def use(tx: Transaction) -> None:
+        assert await sql_task_tokens.get(tx, task_id(IN_CHAIN)) is not None
+        for own in (FAN, IN_CHAIN, OLD):
+            await sql_task_tokens.related(tx, task_id(own), [task_id(seq) for seq in (FAN, IN_FAN, OLD)])
+
+    check(await explainer.plans(use))
 
 
 async def test_what_tasks_need_is_looked_up_by_keys(explainer: Explainer) -> None:

@@ -17,7 +17,8 @@ from seeds import LONG_AGO, add_tasks, seconds, task
 from sqlalchemy import func, select, text, update
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from zndraw_joblib.server.db.tables import Job, ProviderRequestRecord, Task, Worker, WorkerJobLink
+from zndraw_joblib.server.db.tables import Job, ProviderRequestRecord, Task, Token, Worker, WorkerJobLink
+from zndraw_joblib.server.process.ports import WorkerGrant
 from zndraw_joblib.server.queue import rules_providers, rules_queues, rules_workers, sql_providers
 from zndraw_joblib.wire.events import TaskStatusEvent
 from zndraw_joblib.wire.messages import JobResponse, TaskResponse, WorkerInfo
@@ -26,6 +27,7 @@ from zndraw_joblib.wire.providers import ProviderRegisterRequest
 from zndraw_joblib.wire.requirements import matches
 from zndraw_joblib.wire.statuses import TERMINAL, TaskStatus
 
+tokens = Token.__table__
 jobs, tasks, workers, links = Job.__table__, Task.__table__, Worker.__table__, WorkerJobLink.__table__
 
 Pair = list[Replica]
@@ -87,6 +89,31 @@ async def test_one_worker_with_many_claims_gets_as_many_tasks(pair: Pair) -> Non
     results = await at_once(*[pair[turn % 2].claim(job.worker_id) for turn in range(30)])
     assert kinds(results) == {TaskResponse: 20, type(None): 10}
     assert {result.id for result in results if result} == set(ids)
+
+
+@every_kind
+async def test_claims_of_a_token_do_not_exceed_its_tasks(pair: Pair) -> None:
+    """Those of several workers at any server, each repeated because its answer was lost: it counts once."""
+    first, limit = pair[0], 7
+    job = await first.register()
+    ids = await add_tasks(first, [task(job.id) for _ in range(30)])
+    crowd = await make_workers(first, [job.id], 4)
+    caller = OWNER._replace(worker=WorkerGrant(limit, ()))
+    row = {"name": OWNER.id, "digest": "0", "created_at": LONG_AGO, "issued_by": "olga"}
+    await first.add(tokens, [row | {"is_superuser": False, "max_tasks": limit, "claims": 0}])
+    # Each server has workers of its own: what both lock is the token.
+    claims = [(pair[number % 2], crowd[number % 4], uuid4()) for number in range(12)]
+    results = await at_once(*[one.claim(worker, by=caller, claim_id=id_) for one, worker, id_ in claims])
+    assert kinds(results) == {TaskResponse: limit, type(None): 12 - limit}, results
+    claimed = [result and result.id for result in results]
+    assert len(set(claimed) & set(ids)) == limit
+    # A server that was killed between its commit and its answer: the other one gets the claim again.
+    repeats = [(pair[number % 2 - 1], worker, id_) for number, (_, worker, id_) in enumerate(claims)]
+    for _ in range(2):
+        again = await at_once(*[one.claim(worker, by=caller, claim_id=id_) for one, worker, id_ in repeats])
+        assert [result and result.id for result in again] == claimed
+        [token] = await first.rows(tokens)
+        assert token.claims == limit
 
 
 async def test_claims_during_submissions_miss_nothing(pair: Pair) -> None:
