@@ -291,7 +291,7 @@ def test_tags_and_trees(stack: Stack) -> None:
     submit = ["submit", "trees:analysis:Unserved"]
     top = stack.program.ok(*submit, "--tag", "night", "--tag", "customer 7").strip()
     child = stack.program.ok(*submit, "--parent", top, "--tag", "night").strip()
-    shown, listed, below, none, preview, wrong, cancelled = stack.program.run_all(
+    shown, listed, below, none, preview, wrong, whole, part, cancelled = stack.program.run_all(
         [
             ["task", child],
             ["tasks", "--room", "trees", "--tag", "customer 7"],
@@ -299,6 +299,8 @@ def test_tags_and_trees(stack: Stack) -> None:
             ["tasks", "--parent", child],
             ["tasks", "bulk", "cancel", "--room", "trees", "--tag", "customer 7", "--tree", "--preview"],
             ["tasks", "bulk", "retry", "--tree", "--preview"],
+            ["cancel", top, "--tree", "--preview"],
+            ["cancel", child, "--tree", "--preview"],
             ["cancel", top, "--tree"],
         ]
     )
@@ -310,7 +312,13 @@ def test_tags_and_trees(stack: Stack) -> None:
     assert len(none.out.splitlines()) == 1
     assert "cancel: 1 task and 1 below in room trees would be cancelled" in preview.err
     assert "--tree is for cancel" in wrong.err
+    assert f"Task {top}: 1 task and 1 below, with what waits for them, would be cancelled." in whole.err
+    assert (
+        f"Task {child}: 1 task and at least 0 below, with what waits for them, would be cancelled."
+        in part.err
+    )
     assert cancelled.code == 0
+    assert f"Task {top}: 1 task and 1 below, with what waits for them, cancelled" in cancelled.err
     assert stack.client.get_task(child).status == "cancelled"
 
 

@@ -245,6 +245,17 @@ class AdminClient(JobClient):
         query = filters.model_dump(mode="json", exclude_defaults=True)
         return self.read(ops.GROUP_FAILURES, "groups of failures", query=query)
 
+    def unended_below(self, task: TaskResponse) -> tuple[int, bool]:
+        """Return how many tasks below one a cancel of its tree cancels, and whether that is all."""
+        query: dict[str, Any] = {"room": task.room_id, "root": str(task.id)}
+        if task.root is None:
+            counts = self.read(ops.COUNT_TASKS, "counts of tasks", query=query)
+            return counts.pending + counts.claimed + counts.running, counts.is_complete
+        # Those below a child that has ended are not found, nor children of others by a user.
+        children = TaskFilter(room=[task.room_id], parent=task.id)
+        preview = self.preview_bulk(BulkAction.CANCEL, children, tree=True)
+        return preview.count + preview.below, False
+
     def preview_bulk(self, action: BulkAction, filters: TaskFilter, *, tree: bool = False) -> BulkPreview:
         """Return how many tasks an action would change, and the token that confirms it."""
         request = BulkPreviewRequest(action=action, filter=filters, tree=tree)

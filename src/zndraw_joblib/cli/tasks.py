@@ -598,6 +598,9 @@ Result = Annotated[
     bool, typer.Option("--result", help="Write the result: JSON, or the bytes that the job stored.")
 ]
 
+PreviewOfCancel = Annotated[
+    bool, typer.Option("--preview", help="Only show how many tasks would be cancelled.")
+]
 TreeOfTask = Annotated[bool, typer.Option("--tree", help="Cancel all tasks below them too.")]
 
 app = typer.Typer(invoke_without_command=True)
@@ -793,10 +796,39 @@ def explain(task_id: TaskId, *, as_json: AsJson = False, url: Url = DEFAULT_URL)
 
 
 def cancel(
-    task_ids: TaskIds, *, tree: TreeOfTask = False, as_json: AsJson = False, url: Url = DEFAULT_URL
+    task_ids: TaskIds,
+    *,
+    tree: TreeOfTask = False,
+    preview: PreviewOfCancel = False,
+    as_json: AsJson = False,
+    url: Url = DEFAULT_URL,
 ) -> None:
     """Cancel tasks that have not ended.
 
     With --tree, cancel all tasks below them too, also if they have ended.
     """
-    _change_each(task_ids, lambda client, task_id: client.cancel(task_id, tree=tree), url, as_json=as_json)
+
+    def change(client: AdminClient, task_id: UUID) -> TaskResponse:
+        if preview:
+            task = client.get_task(task_id)
+            print_note(f"Task {task_id}: {_to_cancel(client, task, tree=tree)} would be cancelled.")
+            return task
+        what = None
+        # An older server, or one that refuses to count, cancels all the same.
+        with suppress(CommandError, ProblemException):
+            what = _to_cancel(client, client.get_task(task_id), tree=True) if tree else None
+        cancelled = client.cancel(task_id, tree=tree)
+        if what is not None:
+            print_note(f"Task {task_id}: {what} cancelled.")
+        return cancelled
+
+    _change_each(task_ids, change, url, as_json=as_json)
+
+
+def _to_cancel(client: AdminClient, task: TaskResponse, *, tree: bool) -> str:
+    """Return what a cancel of a task would cancel, like "1 task and 12 below, with what waits for them,"."""
+    own = counted(int(task.status not in TERMINAL), "task")
+    if not tree:
+        return own
+    below, is_all = client.unended_below(task)
+    return f"{own} and {'' if is_all else 'at least '}{below:,} below, with what waits for them,"
