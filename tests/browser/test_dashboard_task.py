@@ -281,6 +281,7 @@ async def test_the_steps_of_a_task(browser: Browser, database_url: str) -> None:
         await _show(dashboard, middle, "Step · relax")
         await expect(page.get_by_label("Summary").get_by_text("predecessor", exact=True)).to_be_visible()
         await expect(page.locator('.why a[href^="#/tasks/"]')).to_have_count(1)
+        await expect(page.locator(".legend").get_by_text("waited for other tasks")).to_be_visible()
         steps = page.get_by_role("region", name="Steps")
         await expect(steps.get_by_role("heading", name="Waits for", exact=True)).to_be_visible()
         await expect(steps.get_by_role("link", name="Step build")).to_be_visible()

@@ -148,6 +148,9 @@ async def test_each_policy_decides_about_a_failed_predecessor(replica: Replica) 
     assert f"on_failure=hold), because task {first.id} did not" in explained.reasons[0].detail
     await replica.act(rules_task_actions.retry, first.id)
     assert [await end(replica, job), await end(replica, job)] == [first.id, holds.id]
+    waited = [("pending", 0, "submitted"), ("pending", 0, "wait_ended"), ("claimed", 1, None)]
+    assert (await replica.history(holds.id))[:3] == waited
+    assert [reason for *_, reason in await replica.history(follows.id)] == ["submitted", "predecessor-failed"]
     assert await replica.claim(job.worker_id) is None
 
 

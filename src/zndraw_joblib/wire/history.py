@@ -13,12 +13,16 @@ from zndraw_joblib.wire.messages import TaskResponse
 from zndraw_joblib.wire.progress import Failure, LogLine, Progress
 from zndraw_joblib.wire.statuses import TaskStatus
 
+# The reason of the change with which a task has waited for its predecessors.
+WAIT_ENDED = "wait_ended"
+
 
 class Transition(ResponseBody):
     """A change of a task's status. `attempt` counts its claims; `worker_id` held it before or after.
 
     `attempt_number` counts its attempts. It is null before the first claim, and for a claim that ended before
-    its start, which is no attempt.
+    its start, which is no attempt. A task that has waited for others is pending twice: the second has the
+    `reason` `wait_ended`, and the time at which they had ended or it was run by hand.
     """
 
     at: datetime

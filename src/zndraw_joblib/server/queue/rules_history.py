@@ -17,6 +17,7 @@ from zndraw_joblib.server.queue import (
     sql_details,
     sql_jobs,
     sql_pauses,
+    sql_successors,
     sql_tasks,
     sql_workers,
 )
@@ -26,7 +27,7 @@ from zndraw_joblib.server.queue.sql_pauses import ALL_ROOMS
 from zndraw_joblib.server.queue.sql_task_rows import TaskRecord
 from zndraw_joblib.server.queue.sql_tasks import AttemptRecord, positions
 from zndraw_joblib.server.queue.sql_workers import WorkerLoad
-from zndraw_joblib.wire.history import Reason, TaskExplanation, TaskHistory, Transition
+from zndraw_joblib.wire.history import WAIT_ENDED, Reason, TaskExplanation, TaskHistory, Transition
 from zndraw_joblib.wire.names import INTERNAL
 from zndraw_joblib.wire.problems import TaskNotFound
 from zndraw_joblib.wire.requirements import shown, shown_labels
@@ -205,7 +206,17 @@ async def history(tx: Transaction, task_id: UUID) -> TaskHistory:
         )
     is_attempt = task.started_at is not None or task.status in HELD
     transitions += _transitions(task, begun + 1 if is_attempt else None)
+    if (released_at := await sql_successors.released_at(tx, task.seq)) is not None:
+        _add_release(transitions, released_at)
     return TaskHistory(id=task_id, transitions=transitions, attempts=attempts)
+
+
+def _add_release(transitions: list[Transition], at: datetime) -> None:
+    """Add when the task had waited for its predecessors: it stayed pending."""
+    place = next((n for n, one in enumerate(transitions) if n and one.at >= at), len(transitions))
+    before = transitions[place - 1]
+    fields: dict[str, Any] = {"attempt": before.attempt, "attempt_number": before.attempt_number}
+    transitions.insert(place, Transition(at=at, status=TaskStatus.PENDING, reason=WAIT_ENDED, **fields))
 
 
 def _transitions(attempt: TaskRecord | AttemptRecord, number: int | None) -> list[Transition]:

@@ -408,6 +408,10 @@ _RELEASE = statement(
 UPDATE joblib_successor SET released_at = :now WHERE task_seq = ANY (:all_task_seq) AND released_at IS NULL
 """
 )
+_RELEASED_AT = statement(
+    "SELECT released_at FROM joblib_successor WHERE task_seq = :task_seq AND released_at IS NOT NULL",
+    "released_at",
+)
 _SUCCESSORS = statement(
     f"""
 SELECT {", ".join(NewSuccessor._fields)} FROM joblib_successor
@@ -733,6 +737,12 @@ async def record_released(tx: Transaction, seqs: Collection[int]) -> None:
     numbers, now = sorted(seqs), await tx.now()
     for start in range(0, len(numbers), CHUNK):
         await tx.execute(_RELEASE, {"all_task_seq": padded(numbers[start : start + CHUNK]), "now": now})
+
+
+async def released_at(tx: Transaction, seq: int) -> datetime | None:
+    """Return until when a task has waited for predecessors; None for one that waits still, or never did."""
+    row = (await tx.execute(_RELEASED_AT, {"task_seq": seq})).first()
+    return None if row is None else row.released_at
 
 
 async def unreleased(tx: Transaction, seqs: Collection[int]) -> dict[int, NewSuccessor]:

@@ -5138,7 +5138,8 @@ export interface components {
          * @description A change of a task's status. `attempt` counts its claims; `worker_id` held it before or after.
          *
          *     `attempt_number` counts its attempts. It is null before the first claim, and for a claim that ended before
-         *     its start, which is no attempt.
+         *     its start, which is no attempt. A task that has waited for others is pending twice: the second has the
+         *     `reason` `wait_ended`, and the time at which they had ended or it was run by hand.
          */
         Transition: {
             /**

@@ -94,7 +94,7 @@ function Whole({ id }) {
         <${Result} task=${shown} />
       <//></div><div class="stack"><${Parts}>
         <${Log} id=${shown.id} attempt=${shown.attempt} attempts=${attemptsOf(history)} news=${news.value} isEnded=${isEnded} />
-        <${Timeline} history=${history} />
+        <${Timeline} history=${history} waits=${shown.waits} />
       <//></div></div><//>`}<//><//>`;
 }
 

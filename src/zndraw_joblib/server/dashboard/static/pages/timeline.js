@@ -7,21 +7,22 @@ const TERMINAL = ["completed", "failed", "cancelled"];
 export const isOver = (status) => TERMINAL.includes(status);
 const isHeld = ({ status }) => ["claimed", "running"].includes(status);
 
-// The stretches of time between the transitions: { status, from, to, attempt }.
-function stretches(transitions) {
+// The stretches of time between the transitions: { status, from, to, attempt }. One of `waits` ends with the wait for other tasks.
+function stretches(transitions, waits) {
   const parts = [];
   for (const [index, { at, status, attempt_number: attempt }] of transitions.entries()) {
     const next = transitions[index + 1];
     if (isOver(status)) continue;
-    parts.push({ status, attempt, from: new Date(at), to: next ? new Date(next.at) : new Date(now.value), isOpen: !next });
+    const isWait = status === "pending" && (next ? next.reason === "wait_ended" : waits);
+    parts.push({ status: isWait ? "waits" : status, attempt, from: new Date(at), to: next ? new Date(next.at) : new Date(now.value), isOpen: !next });
   }
   return parts;
 }
 
-const WORDS = { pending: "waited", claimed: "was claimed", running: "ran" };
+const WORDS = { waits: "waited for other tasks", pending: "waited", claimed: "was claimed", running: "ran" };
 
-function Bars({ transitions }) {
-  const parts = stretches(transitions);
+function Bars({ transitions, waits }) {
+  const parts = stretches(transitions, waits);
   const start = new Date(transitions[0].at);
   const whole = Math.max(1, (parts.at(-1)?.to ?? start) - start);
   return html`<div class="timeline" role="img" aria-label=${parts.map((part) => `${WORDS[part.status]} ${duration(between(part.from, part.to))}`).join(", then ")}>
@@ -29,8 +30,8 @@ function Bars({ transitions }) {
       title=${`${WORDS[part.status]} ${duration(between(part.from, part.to))}${part.attempt ? `, attempt ${part.attempt}` : ""}`}></span>`)}</div>`;
 }
 
-function total(transitions, status) {
-  return stretches(transitions).filter((part) => part.status === status).reduce((sum, part) => sum + between(part.from, part.to), 0);
+function total(parts, status) {
+  return parts.filter((part) => part.status === status).reduce((sum, part) => sum + between(part.from, part.to), 0);
 }
 
 // The transitions by the claim that they belong to; those before the first claim come first.
@@ -42,14 +43,16 @@ function claimsOf(transitions) {
 
 const MAX_ATTEMPTS = 20;
 
-export function Timeline({ history }) {
+export function Timeline({ history, waits = false }) {
   const { transitions } = history;
   if (!transitions.length) return null;
-  const [waited, claimed, ran] = ["pending", "claimed", "running"].map((status) => total(transitions, status));
+  const parts = stretches(transitions, waits);
+  const [forOthers, waited, claimed, ran] = ["waits", "pending", "claimed", "running"].map((status) => total(parts, status));
   const claims = claimsOf(transitions);
   return html`<${Section} title="Timeline">
-    <${Bars} transitions=${transitions} />
-    <p class="legend">${waited > 0 && html`<span class="key pending">waited ${duration(waited)}</span>`}
+    <${Bars} transitions=${transitions} waits=${waits} />
+    <p class="legend">${forOthers > 0 && html`<span class="key waits">waited for other tasks ${duration(forOthers)}</span>`}
+      ${waited > 0 && html`<span class="key pending">waited ${duration(waited)}</span>`}
       ${claimed > 0 && html`<span class="key claimed">was claimed ${duration(claimed)}</span>`}
       ${ran > 0 && html`<span class="key running">ran ${duration(ran)}</span>`}</p>
     ${claims.length > MAX_ATTEMPTS && html`<p class="help">The last ${MAX_ATTEMPTS} of ${count(claims.length - 1)} claims.</p>`}
