@@ -75,6 +75,7 @@ async def test_jobs_and_submitting(browser: Browser, database_url: str) -> None:
         await until(partial(_statistics, queue), interval=0.2)  # the servers read them every 5 s
         await page.get_by_role("link", name="modifiers:Relax").click()
         await expect(page.get_by_role("region", name="Tasks per minute")).to_contain_text("In the last hour")
+        await expect(page.get_by_text("held back by a pause")).to_contain_text("desired for 0 queued and")
         await dashboard.check("job-statistics")
         await _show_a_long_name_on_a_phone(dashboard, queue)
         await dashboard.show("jobs", "Jobs")

@@ -173,9 +173,17 @@ function Activity({ job }) {
     ]} /><p class="help">${lasted}</p><//></div>`;
 }
 
+// How many slots of workers the tasks of the job need. The demand of jobs of all rooms is for those who read all rooms.
+function Demand({ job }) {
+  const mayRead = canReadAll.value || !job.room_id.startsWith("@");
+  const { data } = usePoll((signal) => (mayRead ? get(`/jobs/${jobPath(job.full_name)}/demand`, {}, { signal }) : null), [job.full_name, mayRead], 10);
+  if (!data) return null;
+  return html`<p class="help">${plural(data.desired_slots, "slot")} desired for ${count(data.queued)} queued and ${count(data.running)} running, ${count(data.slots)} present${data.held_back > 0 && `; ${plural(data.held_back, "task")} held back by a pause or a limit`}.</p>`;
+}
+
 function JobWorkers({ job }) {
   const state = usePoll((signal) => readWorkers(signal), [job.full_name], 10);
-  return html`<${Section} title="Workers" class="wide"><${Loaded} state=${state}>${({ items }) => {
+  return html`<${Section} title="Workers" class="wide"><${Demand} job=${job} /><${Loaded} state=${state}>${({ items }) => {
     const serving = items.filter((worker) => worker.jobs.includes(job.full_name));
     if (!serving.length) return html`<${Empty}>${job.room_id === "@internal" ? "The server runs this job itself, or through its broker." : html`No worker serves this job${job.unserved_since && html` since <${Ago} at=${job.unserved_since} />`}. ${job.without_workers === "reject" ? "It accepts no task" : "Its tasks wait"} until one registers it.`}<//>`;
     return html`<${WorkerTable} workers=${serving} reload=${state.reload} />`;
