@@ -84,8 +84,8 @@ class WorkerTokens:
             if not self._has_warned:
                 self._has_warned = True
                 logger.warning(
-                    "An executor takes a token, but JobLib has no worker_token: it gets None. Pass "
-                    "JobLib(worker_token=function), an async function that returns a token"
+                    "An executor takes a token, but JobLib has neither task_token nor worker_token: it gets "
+                    "None. Pass JobLib(task_token=function), which gets a TokenRequest and returns a token"
                 )
             return None
         return await _returned("worker_token", self._function())
