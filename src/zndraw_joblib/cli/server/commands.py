@@ -259,7 +259,10 @@ def list_tokens(*, database_url: DatabaseUrl = None) -> None:
 
 @token.command("revoke")
 def revoke_token(name: TokenName, *, database_url: DatabaseUrl = None) -> None:
-    """Revoke a token and those that it has issued; running servers reject them within 5 seconds."""
+    """Revoke a token; running servers reject it within 5 seconds.
+
+    The tokens of workers that it has issued end too.
+    """
     with needs_server():
         from zndraw_joblib.cli.server import tokens  # noqa: PLC0415 - see above
     tokens.revoke(name, database_url)
