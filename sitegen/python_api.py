@@ -8,7 +8,7 @@ _PAGES = {
     "workers": ("Workers", ("worker",)),
     "client": ("Clients", ("client",)),
     "testing": ("Testing", ("testing",)),
-    "hosts": ("Hosts", ("server", "jobs.logs")),
+    "hosts": ("Hosts", ("server", "cli.server", "jobs.logs")),
     "problems": ("Errors", ("wire.problems",)),
     "messages": ("Messages", ("wire", "jobs")),
 }

@@ -111,7 +111,6 @@ _MODULES = {
         "StartTimeout",
         "TaskExpired",
         "TaskNotFound",
-        "TokenRequest",
         "TooManyRequests",
         "Unauthorized",
         "UploadStalled",
