@@ -30,6 +30,8 @@ ON_EDIT := -n 2 --dist worksteal -m "not (benchmark or signals or slow or proces
 SIGNALS = $(shell grep -rl --include 'test_*.py' 'pytest.mark.signals' tests)
 TESTED := -r requirements/tests.in -e ".[files,oidc,server,telemetry]"
 PYTHONS := 3.11 3.12 3.13
+# What `make test` runs beside the oldest one: the versions between them run before a release.
+NEWEST := 3.13
 CODE := src tests alembic benchmarks chaos examples sitegen generate
 USABLE := import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))
 
@@ -57,7 +59,7 @@ else
 	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not (benchmark or signals or slow)"
 	$(MAKE) guard
 	$(MAKE) test ARGS=lowest TESTS="$(FAST)"
-	$(MAKE) pythons
+	$(MAKE) pythons PYTHONS=$(NEWEST)
 endif
 endif
 
@@ -67,7 +69,7 @@ test-slow: $(READY) $(PEERS) ## run the slow tests: kills, restarts, crowds, lon
 slurm: $(READY) .slurm/.ready ## run the tests with a real Slurm, of Debian's packages, which are unpacked in .slurm
 	$(BIN)/python -m pytest -m "not benchmark" tests/slurm $(ARGS)
 
-test-all: test test-slow ## run all tests
+test-all: test test-slow pythons ## run all tests, on each Python that is found
 
 # Set up an environment for each other Python that is found, and run a command in it.
 define EACH_PYTHON
@@ -88,6 +90,7 @@ endef
 pythons: $(READY) ## run a fast part of the tests on each other Python that is found; make test does this too
 	$(call EACH_PYTHON,.venv-$$version/bin/python -m pytest -q $(ON_SQLITE) $(FAST))
 
+setup: PYTHONS := $(NEWEST)
 setup: $(PEERS) .venv-lowest/.ready ## install all that `make test` runs, which CI does beside `make check`
 	$(call EACH_PYTHON,true)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from databases import on_both
+from databases import killing_on_both
 from realtime.sockets import Socket
 from waiting import until
 
@@ -82,7 +82,7 @@ async def sign_up(url: str, name: str) -> tuple[str, str]:
         return user.json()["id"], token.json()["access_token"]
 
 
-@on_both
+@killing_on_both
 async def test_a_simulation_runs_across_the_processes_of_the_host(environment: dict[str, str]) -> None:
     """One process takes the request; the worker and the user's socket are at the other one."""
     with ExitStack() as stack:

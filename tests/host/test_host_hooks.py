@@ -12,7 +12,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from databases import killing_on_both, on_both
+from databases import on_both
 from seeds import prune_ended
 from sqlalchemy import func, select, text
 from waiting import until
@@ -346,8 +346,9 @@ async def test_a_function_that_ends_its_process_is_given_up(
         assert caplog.text.count("Gave up on_end=record") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.processes
-@killing_on_both
+@on_both
 async def test_a_killed_host_calls_it_after_its_restart(async_url: str, tmp_path: Path) -> None:
     """The first process is killed between the end of the task and the work of its function."""
     path = tmp_path / "recorded"

@@ -72,6 +72,7 @@ async def test_autogenerate_leaves_the_tables_of_the_queue(
     assert await table_names(engine) == before | {"user", "room", "alembic_version"}
 
 
+@pytest.mark.slow
 @on_both
 async def test_without_the_helper_autogenerate_drops_the_tables(alembic: Callable[..., str]) -> None:
     """This is why hosts need the helper."""

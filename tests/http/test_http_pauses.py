@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import httpx
+import pytest
 from databases import on_both, on_postgresql
 from rest import V1, AsUser, claim, expect_problem, parse_utc, register, submit
 from servers import ServerProcess
@@ -145,6 +146,7 @@ async def test_the_number_of_paused_rooms_is_bounded(client: httpx.AsyncClient) 
     assert rooms == sorted(f"r{number}" for number in range(1000))
 
 
+@pytest.mark.slow
 @on_postgresql
 async def test_a_pause_ends_although_its_server_was_killed(database_url: str) -> None:
     """The server that paused is killed; a claim that waits at another one gets the task at the end."""

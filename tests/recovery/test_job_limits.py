@@ -312,7 +312,9 @@ async def test_a_repeated_claim_takes_nothing_more(timed: Replica) -> None:
     assert await timed.claim(job.worker_id) is None
 
 
-@pytest.mark.parametrize("is_report", [False, True], ids=["claim", "report"])
+@pytest.mark.parametrize(
+    "is_report", [pytest.param(False, marks=pytest.mark.slow), True], ids=["claim", "report"]
+)
 async def test_a_transaction_that_ends_after_any_statement(timed: Replica, is_report: bool) -> None:
     """A server that is killed between two statements leaves no slot and no token behind."""
     per_user = {"key": "/user", "max_in_flight": 1}

@@ -71,7 +71,7 @@ def counting(tmp_path: Path) -> Iterator[CountingServer]:
     server.stop()
 
 
-@pytest.mark.parametrize("executor", ["thread", "process"])
+@pytest.mark.parametrize("executor", ["thread", pytest.param("process", marks=pytest.mark.slow)])
 def test_a_thousand_calls_and_lines_a_second(counting: CountingServer, executor: str) -> None:
     """The worker sends at most 4 requests per second, heartbeats and claims included; no line is lost."""
     with (

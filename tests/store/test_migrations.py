@@ -89,7 +89,7 @@ async def counts(connection: AsyncConnection, names: Iterable[str]) -> list[int]
 
 
 def migrate(connection: Connection, go: Callable[[Config, str], None], target: str) -> None:
-    """Run one of Alembic's commands on a connection, in a transaction: SQLite's driver begins none for DDL."""
+    """Run one of Alembic's commands in a transaction, which SQLite's driver begins for no DDL."""
     if connection.dialect.name == "sqlite" and not connection.connection.driver_connection.in_transaction:
         connection.exec_driver_sql("BEGIN")
     config = Config()

@@ -5,7 +5,8 @@ from contextlib import suppress
 from typing import Any
 
 import httpx
-from databases import killing_on_both
+import pytest
+from databases import on_both
 from rest import V1
 from servers import ServerProcess
 from sweeper.test_killed_reporters import start_worker
@@ -49,7 +50,8 @@ async def read_first(database_url: str) -> tuple[str, list[Sse], int]:
             return task, events, position or 0
 
 
-@killing_on_both
+@pytest.mark.slow
+@on_both
 async def test_readers_continue_when_a_worker_and_its_server_are_killed(database_url: str) -> None:
     """They get each status, progress and log line of both attempts once, in order, and the end."""
     async with asyncio.timeout(150):

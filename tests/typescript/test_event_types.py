@@ -73,7 +73,9 @@ async def events_of_a_task(client: httpx.AsyncClient) -> list[dict[str, Any]]:
     details = {"progress": {"current": 1}, "log": {"first": 1, "lines": [line]}}
     holder = {"attempt": held["attempt"], "worker_id": job["worker_id"]}
     (await report(client, held, "running", **holder, **details)).raise_for_status()
-    (await client.put(f"{url}/result", params={"attempt": held["attempt"]}, content=b"bytes")).raise_for_status()
+    (
+        await client.put(f"{url}/result", params={"attempt": held["attempt"]}, content=b"bytes")
+    ).raise_for_status()
     (await report(client, held, "completed", **holder)).raise_for_status()
     found = (await client.get(f"{url}/events", params={"after": position})).json()["events"]
     assert {event["kind"] for event in found} == {"status", "progress", "log", "result"}
