@@ -126,7 +126,7 @@ def _validator(schema: Schema) -> Any:
 
 # Threads of earlier tests may use `random` while Hypothesis draws.
 @pytest.mark.filterwarnings("ignore:Do not use the `random` module")
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=600, deadline=None)
 @given(pairs())
 def test_a_schema_that_accepts_another_one_accepts_each_of_its_values(
     case: tuple[Schema, Schema, list[Any]],
