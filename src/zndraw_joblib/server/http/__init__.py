@@ -1,10 +1,8 @@
 """The HTTP API: the routes of the table of operations, under ``/v1/joblib``."""
 
 from types import ModuleType
-from typing import cast
 
 from fastapi import APIRouter, Depends, FastAPI
-from fastapi.routing import APIRoute
 
 from zndraw_joblib.server.http import (
     admin,
@@ -23,7 +21,7 @@ from zndraw_joblib.server.http import (
 from zndraw_joblib.server.http.access import QueueState
 from zndraw_joblib.server.http.openapi import complete_document, route_options
 from zndraw_joblib.server.http.pages import add_type_files
-from zndraw_joblib.server.http.routing import Endpoint, Route, make_route
+from zndraw_joblib.server.http.routing import Endpoint, Route
 from zndraw_joblib.wire.operations import OPERATIONS, PREFIX
 
 
@@ -66,12 +64,15 @@ def add_routes(app: FastAPI, queue: QueueState, namespace: str = "") -> None:
             prefix + endpoint.path,
             endpoint,
             dependencies=[Depends(queue.identity)],
-            route_class_override=cast("type[APIRoute]", make_route),
+            route_class_override=Route,
             **route_options(endpoint, namespace),
         )
         added = app.router.routes[-1]
         if isinstance(added, Route):
             added.queue = queue
+            if endpoint is endpoints[0]:
+                # An identity that FastAPI cannot use fails here, and not with the first document.
+                added.derive()
     add_type_files(app, prefix, queue.prefix)
     if is_first:
         complete_document(app)

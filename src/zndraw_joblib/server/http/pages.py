@@ -349,6 +349,7 @@ def _checked(path: str) -> str:
     return path.rstrip("/")
 
 
+@cache
 def _read_files() -> tuple[dict[str, StaticFile], str]:
     """Return the files by name, and their release: the page names its modules as ``static/RELEASE@/…``."""
     shown = {".html", ".js", ".css", ".svg"}

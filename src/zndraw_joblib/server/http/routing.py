@@ -16,7 +16,6 @@ import inspect
 import json
 import re
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from copy import copy
 from datetime import timedelta
 from functools import partial, update_wrapper
 from itertools import islice
@@ -34,6 +33,7 @@ from pydantic_core import from_json
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
+from starlette.routing import Route as StarletteRoute
 from starlette.types import Receive, Scope, Send
 
 from zndraw_joblib.jobs.logs import fields_here
@@ -518,12 +518,19 @@ def _check(
 
 
 class Route(APIRoute):
-    """A route of an `Endpoint`, which answers every error as a problem."""
+    """A route of an `Endpoint`, which answers every error as a problem.
+
+    What FastAPI derives from an endpoint and its dependencies takes a millisecond, and only the OpenAPI
+    document needs it: it is derived for whoever reads it first.
+    """
 
     endpoint: Endpoint
 
     def __init__(self, path: str, endpoint: Endpoint, **options: Any) -> None:
-        super().__init__(path, endpoint, **options)
+        self._derived_from: dict[str, Any] | None = options
+        StarletteRoute.__init__(self, path, endpoint, include_in_schema=options["include_in_schema"])
+        self.methods = {method.upper() for method in options["methods"]}
+        self.dependencies = options["dependencies"]
         # The host's own dependencies, and the identity.
         self._dependencies = [depends.dependency for depends in self.dependencies if depends.dependency]
         self.counts = RequestCounts()
@@ -532,13 +539,18 @@ class Route(APIRoute):
         self.queue: QueueState | None = None
         self.app = self._answer
 
-    def for_app(self, provider: Any) -> "Route":
-        """Return the same route for another app, whose overrides of dependencies `provider` has."""
-        route = copy(self)
-        route.dependency_overrides_provider = provider
-        route.counts, route.app = RequestCounts(), route._answer
-        route._steps = route._all_steps()
-        return route
+    def __getattr__(self, name: str) -> Any:
+        """Return what FastAPI derives from the endpoint. Raises AttributeError for anything else."""
+        if self.__dict__.get("_derived_from") is None or name.startswith("__"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        self.derive()
+        return getattr(self, name)
+
+    def derive(self) -> None:
+        """Derive what FastAPI does. Raises FastAPIError for dependencies that it cannot use."""
+        if self._derived_from is not None:
+            super().__init__(self.path, self.endpoint, **self._derived_from)
+            self.app, self._derived_from = self._answer, None
 
     def _all_steps(self) -> list[Step]:
         """Return the steps of a request: the caller is checked first, then the query, which may be wrong."""
@@ -639,22 +651,6 @@ def _unknown_parameters(names: Iterable[str], known: Sequence[str]) -> InvalidRe
         message = f"the operation takes no such parameter{near_text(shown, known) or listed}"
         errors.append({"loc": ["query", shown], "message": message, "type": "extra_forbidden"})
     return InvalidRequest(f"query.{errors[0]['loc'][1]}: {errors[0]['message']}", errors=errors)
-
-
-# The options and the route of each operation that was made last.
-_made: dict[tuple[str, Endpoint], tuple[dict[str, Any], Route]] = {}
-
-
-def make_route(path: str, endpoint: Endpoint, **options: Any) -> Route:
-    """Return a route. With the options of the last one it shares what FastAPI derives from them.
-
-    That takes a millisecond for each route: a host's tests create an app for each test.
-    """
-    provider = options.pop("dependency_overrides_provider", None)
-    entry = _made.get((path, endpoint))
-    if entry is None or entry[0] != options:
-        entry = _made[path, endpoint] = options, Route(path, endpoint, **options)
-    return entry[1].for_app(provider)
 
 
 def _hide_token(scope: Scope) -> None:
