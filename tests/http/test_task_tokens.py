@@ -174,7 +174,8 @@ async def test_a_successor_reads_its_predecessor(claimed: Claimed) -> None:
     olga, own = claimed.olga, claimed.own
     body = {"payload": {}, "after": {"tasks": [own.completed]}, "priority": 5}
     await olga.post(f"{V1}/rooms/lab/tasks/{own.job}", json=body)
-    task = await start(olga, own)
+    # A loop of the server releases it, so the claim waits for it.
+    task = await start(olga, own, headers={"Prefer": "wait=20"})
     headers = {"Authorization": f"Bearer {task['token']}"}
     result = await claimed.client.get(f"{V1}/tasks/{own.completed}/result", headers=headers)
     assert (result.status_code, result.json()) == (200, "lab-result")
