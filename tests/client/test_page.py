@@ -6,26 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from docs.code import code
 from sdk.live import TOKEN, LiveServer
 
-from client.jobs import Area, Fail
 from zndraw_joblib.client.queue import Queue
 from zndraw_joblib.worker.manager import JobManager
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "client.md"
-ALL_BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+BLOCKS = [block.text for block in code("python") if block.page == PAGE]
 # What an operator does prints nothing.
-BLOCKS = [block for block in ALL_BLOCKS if "print(" in block]
-
-
-class Plain(Area):
-    """The job of the page: it reports plain text."""
-
-    def run(self, vis: Any, *, task: Any) -> float:
-        """Return the area as a float."""
-        task.progress(1, 2, message="multiplying")
-        task.log("width times height")
-        return float(self.width * self.height)
+CALLS = [block for block in BLOCKS if "print(" in block]
+[README] = [block.text for block in code("python") if block.page.name == "README.md" and "@job" in block.text]
 
 
 def test_every_block_prints_what_its_comments_say(
@@ -38,12 +29,14 @@ def test_every_block_prints_what_its_comments_say(
     monkeypatch.setenv("ZNDRAW_JOBLIB_URL", server.url)
     monkeypatch.setenv("ZNDRAW_JOBLIB_TOKEN", TOKEN)
     manager = worker()
-    manager.register(type("Area", (Plain,), {"__module__": __name__}))
-    manager.register(Fail)
     names: dict[str, Any] = {}
+    for block in [README, *(block for block in BLOCKS if "@job" in block)]:
+        exec(compile(block, str(PAGE), "exec"), names)  # noqa: S102 - the code of the pages
+    manager.register(names["area"])
+    manager.register(names["side"])
     queues: set[Queue] = set()
-    assert len(BLOCKS) == 5
-    for block in BLOCKS:
+    assert len(CALLS) == 5
+    for block in CALLS:
         exec(compile(block, str(PAGE), "exec"), names)  # noqa: S102 - the code of the page
         printed = capsys.readouterr().out.splitlines()
         expected = re.findall(r"print\(.*\)  # (.*)$", block, re.MULTILINE)

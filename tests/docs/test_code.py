@@ -20,6 +20,7 @@ from sitegen import ROOT
 
 from docs.code import PAGES, Code, code
 from docs.commands import commands, functions, typed
+from zndraw_joblib.jobs.codecs import encode
 
 CHECKED = {"python", "console", "bash", "json", "js", "yaml", "toml", "http", "sql", "ts"}
 # Text is no code.
@@ -225,6 +226,31 @@ def test_javascript_is_valid(subtests: pytest.Subtests, tmp_path: Path) -> None:
         process = subprocess.run([types.NODE, "--check", path], check=False, capture_output=True, text=True)
         with subtests.test(block.name):
             assert process.returncode == 0, process.stderr
+
+
+def test_a_page_reads_arrays_of_any_size(tmp_path: Path) -> None:
+    """The functions of the page about results read tagged JSON and the file of a large array."""
+    numpy = pytest.importorskip("numpy")
+    page = ROOT / "docs" / "how-to" / "results.md"
+    given = [numpy.arange(6).reshape(2, 3).astype(kind) for kind in ("<f8", "<i8", "<u2", "|b1")]
+    for number, array in enumerate(given):
+        numpy.save(tmp_path / f"{number}.npy", array)
+    tagged = encode({"x": given, "raw": b"\x00\xff"}).decode()
+    blocks = [block.text for block in code("js") if block.page == page and "function" in block.text]
+    read = "(await readArray(new Response(readFileSync(`${folder}/${number}.npy`))))"
+    lines = [
+        'import { readFileSync } from "node:fs";',
+        *blocks,
+        f"const folder = {json.dumps(str(tmp_path))}, tagged = decode({tagged}), all = [];",
+        "const plain = ({ shape, data }) => [shape, Array.from(data, Number)];",
+        f"for (const number of [0, 1, 2, 3]) all.push([plain(tagged.x[number]), plain({read})]);",
+        "console.log(JSON.stringify([all, Array.from(tagged.raw)]));",
+    ]
+    (tmp_path / "page.mjs").write_text("\n".join(lines))
+    done = subprocess.run([types.NODE, tmp_path / "page.mjs"], check=True, capture_output=True, text=True)
+    arrays, raw = json.loads(done.stdout)
+    assert raw == [0, 255]
+    assert arrays == [[[[2, 3], array.astype(float).ravel().tolist()]] * 2 for array in given]
 
 
 def test_typescript_compiles(tmp_path: Path) -> None:
