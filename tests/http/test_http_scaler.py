@@ -27,6 +27,7 @@ class Queueing:
         self.names: dict[str, str] = {}
         self.now: dict[str, AllocationState] = {}
         self.drained: list[str] = []
+        self.past: dict[str, tuple[str, AllocationState]] | None = {}
         self._numbers = count(1)
 
     async def check(self) -> None:
@@ -39,6 +40,13 @@ class Queueing:
         allocation = str(next(self._numbers))
         self.names[allocation], self.now[allocation] = environment[NAME_VARIABLE], AllocationState.WAITING
         return allocation
+
+    async def earlier(self, prefix: str) -> Mapping[str, tuple[str, AllocationState]]:
+        """Return what an earlier run has left, unless that is unknown."""
+        if self.past is None:
+            raise LauncherError("Unable to contact slurm controller")
+        assert prefix == "scale-"
+        return self.past
 
     async def states(self) -> Mapping[str, AllocationState]:
         """Return the states."""
@@ -131,6 +139,32 @@ async def test_refused_submissions_and_lost_starts_pause_until_it_is_resumed(
     assert scaler.paused is not None
     assert "2 allocations in succession ended before" in scaler.paused
     assert "out of memory" in scaler.paused
+
+
+async def test_allocations_of_an_earlier_run_are_not_started_again(
+    client: httpx.AsyncClient, scaler: Scaler
+) -> None:
+    """They count as the scaler's own. While they are unknown, nothing starts; a past start has not failed."""
+    launcher = scaler.launcher
+    assert isinstance(launcher, Queueing)
+    job = await register(client, without_workers="queue")
+    await client.delete(f"{V1}/workers/{job['worker_id']}")
+    for _ in range(3):
+        await submit(client, job)
+    launcher.past = None
+    await scaler.step()
+    assert not launcher.now
+    launcher.past = {
+        "7": ("scale-7", AllocationState.WAITING),
+        "8": ("scale-8", AllocationState.WAITING),
+        "9": ("scale-9", AllocationState.RUNNING),
+    }
+    launcher.now = {allocation: state for allocation, (_, state) in launcher.past.items()}
+    await scaler.step()
+    assert list(launcher.now) == ["7", "8", "9"]
+    launcher.now["9"] = AllocationState.FAILED
+    await scaler.step()
+    assert (list(scaler.own), scaler._failed_starts) == (["7", "8", "1"], 0)
 
 
 async def test_the_first_worker_shows_what_the_others_will_serve(

@@ -81,6 +81,32 @@ def test_batch_jobs_follow_the_load(batch: Callable[..., Batch]) -> None:
         assert "Paused" not in scaler.text
 
 
+def test_a_restart_submits_no_second_set(batch: Callable[..., Batch]) -> None:
+    """It counts the batch jobs of a killed scaler that wait in Slurm, unless its name is another one."""
+    queue = batch()
+    change = ["scontrol", "update", f"PartitionName={PARTITION}"]
+    waiting = ["squeue", "--noheader", "--states=PENDING", "--format=%A"]
+    queue.command([*change, "State=DOWN"])
+    try:
+        with Scaler(queue, "--idle", "2") as first:
+            tasks = [queue.submit("first") for _ in range(2)]
+            wait_until(lambda: first.text.count("is submitted") == 2, SECONDS, interval=0.2)
+        jobs = queue.command(waiting).split()
+        with Scaler(queue, "--idle", "2", "--job", JOB, "--dry-run") as other:
+            other.process.wait(SECONDS)
+            assert "Would start 2 allocations" in other.text
+        with Scaler(queue, "--idle", "2") as second:
+            wait_until(lambda: "waiting=2 start=0" in second.text, SECONDS, interval=0.2)
+            queue.command([*change, "State=UP"])
+            queue.end("first")
+            assert all(task.result(SECONDS).startswith("n") for task in tasks)
+            wait_until(lambda: second.text.count("has ended") == 2, SECONDS, interval=0.2)
+            assert {queue.state(job) for job in jobs} == {"COMPLETED"}
+            assert "is submitted" not in second.text
+    finally:
+        queue.command([*change, "State=UP"])
+
+
 def test_drained_batch_jobs_finish_their_tasks(batch: Callable[..., Batch]) -> None:
     """Ctrl-C with `--drain` lets those that run end without loss."""
     queue = batch()

@@ -1,13 +1,19 @@
 """The commands for the demand: one shows it, and scale starts workers for it."""
 
 import asyncio
+import json
 import logging
+import re
 import shlex
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
+from functools import wraps
+from hashlib import sha256
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, get_origin
 
 import typer
 
@@ -42,6 +48,7 @@ log = logging.getLogger(__name__)
 
 # sbatch asks the cluster's controller, which all users share.
 _SUBMIT_SECONDS = 1.0
+_LOCAL_SUBMIT_SECONDS = 0.1
 # Workers need the variables of this command, it needs their names, and their output explains failures.
 _OWN_SBATCH_OPTIONS = {
     *("--export", "--job-name", "-J", "--output", "-o", "--array", "-a", "--wrap", "--parsable"),
@@ -116,14 +123,18 @@ Lifetime = Annotated[
         help="How long a worker may live; its token ends then, and its tasks return to their queues.",
     ),
 ]
-Output = Annotated[
-    Path | None,
-    typer.Option("--output", metavar="DIR", help="The folder for what workers print; default: a new one."),
-]
+_OUTPUT = "The folder for what workers print; default: {}."
+Output = Annotated[Path | None, typer.Option("--output", metavar="DIR", help=_OUTPUT.format("a new one"))]
 SlurmOutput = Annotated[
-    Path | None,
+    Path | None, typer.Option("--output", metavar="DIR", help=_OUTPUT.format("the working directory"))
+]
+Name = Annotated[
+    str | None,
     typer.Option(
-        "--output", metavar="DIR", help="The folder for what workers print; default: the working directory."
+        "--name",
+        metavar="NAME",
+        help="The batch jobs of an earlier run with the same name are its own; default: one for the server, "
+        "the target, jobs, rooms and labels.",
     ),
 ]
 Drain = Annotated[
@@ -131,22 +142,25 @@ Drain = Annotated[
 ]
 
 
-class ScaleOptions(NamedTuple):
-    """The options that all launchers share."""
+@dataclass(frozen=True, kw_only=True)
+class ScaleOptions:
+    """The options that all launchers share: those of their commands."""
 
-    max_workers: int
-    backlog: int
-    per_allocation: int
-    idle: float
-    jobs: list[str]
-    rooms: list[str]
-    labels: dict[str, Any]
-    interval: float
-    submit_seconds: float
-    lifetime: float
-    slots_per_worker: int = 1
-    dry_run: bool = False
-    drain: bool = False
+    max_workers: MaxWorkers
+    backlog: Backlog = 1
+    per_allocation: PerAllocation = 1
+    idle: Idle = 300.0
+    dry_run: DryRun = False
+    job: Jobs = None
+    room: Rooms = None
+    label: ScaleLabels = None
+    interval: Interval = 5.0
+    lifetime: Lifetime = 604_800.0
+    output: Output = None
+    drain: Drain = False
+    url: Url = DEFAULT_URL
+    log_level: Log = LogThreshold.INFO
+    log_format: Format = LogFormat.TEXT
 
     @property
     def bounds(self) -> Bounds:
@@ -168,116 +182,113 @@ class ScaleOptions(NamedTuple):
     @property
     def subject(self) -> Subject:
         """What the demand is asked of. Raises `UsageError`."""
-        if self.jobs and self.rooms:
+        names, rooms = self.job or [], self.room or []
+        if names and rooms:
             raise UsageError("--room: give jobs or rooms, not both")
-        for option, values in (("--job", self.jobs), ("--room", self.rooms)):
+        for option, values in (("--job", names), ("--room", rooms)):
             if len(values) > MAX_FILTER_VALUES:
                 raise UsageError(f"{option}: give at most {MAX_FILTER_VALUES}, not {len(values)}")
         try:
-            jobs = tuple(str(parse_job_name(name)) for name in self.jobs)
+            jobs = tuple(str(parse_job_name(name)) for name in names)
         except JobNotFound as problem:
             raise UsageError(f"--job: {problem}") from problem
-        return Subject(jobs, tuple(self.rooms), self.labels)
+        return Subject(jobs, tuple(rooms), self.labels)
+
+    @property
+    def labels(self) -> dict[str, Any]:
+        """The labels of the workers. Raises `UsageError`."""
+        try:
+            return WorkerInfo(labels=dict(map(parsed_label, self.label or ()))).labels or {}
+        except ValueError as error:
+            raise UsageError(f"--label: {error}") from error
+
+    @property
+    def label_words(self) -> list[str]:
+        """The labels as options of `worker`."""
+        return [word for text in self.label or () for word in ("--label", text)]
 
 
-def labels_of(texts: list[str] | None) -> dict[str, Any]:
-    """Return the labels. Raises `UsageError`."""
-    try:
-        return WorkerInfo(labels=dict(map(parsed_label, texts or ()))).labels or {}
-    except ValueError as error:
-        raise UsageError(f"--label: {error}") from error
+def _with_options(**changed: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options of `ScaleOptions`, which it takes as `options`.
+
+    `changed` are other defaults, or other annotations, of some of them.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        shared = {
+            name: option.replace(annotation=changed[name])
+            if get_origin(changed.get(name)) is Annotated
+            else option.replace(default=changed.get(name, option.default))
+            for name, option in signature(ScaleOptions).parameters.items()
+        }
+        own = [one for one in signature(command).parameters.values() if one.name != "options"]
+        places = [one for one in own if one.kind != Parameter.KEYWORD_ONLY]
+
+        @wraps(command)
+        def run(**values: Any) -> None:
+            options = ScaleOptions(**{name: values.pop(name) for name in shared})
+            LogConfig(options.log_level, options.log_format).apply()
+            command(**values, options=options)
+
+        run.__signature__ = Signature([*places, *shared.values(), *own[len(places) :]])  # type: ignore[attr-defined]
+        return run
+
+    return decorate
 
 
 @app.command("local")
-def scale_local(  # noqa: PLR0913 - each is an option
-    target: Target,
-    arguments: PassedOn = None,
-    *,
-    max_workers: MaxWorkers,
-    backlog: Backlog = 1,
-    per_allocation: PerAllocation = 1,
-    idle: Idle = 300.0,
-    dry_run: DryRun = False,
-    job: Jobs = None,
-    room: Rooms = None,
-    label: ScaleLabels = None,
-    interval: Interval = 5.0,
-    lifetime: Lifetime = 604_800.0,
-    output: Output = None,
-    drain: Drain = False,
-    url: Url = DEFAULT_URL,
-    log_level: Log = LogThreshold.INFO,
-    log_format: Format = LogFormat.TEXT,
-) -> None:
+@_with_options()
+def scale_local(target: Target, arguments: PassedOn = None, *, options: ScaleOptions) -> None:
     """Start workers as processes of this machine while tasks wait for them.
 
     Ctrl-C ends it; its workers go on, and leave when they are idle.
     """
-    LogConfig(log_level, log_format).apply()
-    passed_on = [*(arguments or ()), *(word for text in label or () for word in ("--label", text))]
+    own = arguments or []
     command = worker_command(
-        [target, *passed_on], idle=idle, per_allocation=per_allocation, lifetime=lifetime
+        [target, *own, *options.label_words],
+        idle=options.idle,
+        per_allocation=options.per_allocation,
+        lifetime=options.lifetime,
     )
-    options = ScaleOptions(
-        max_workers,
-        backlog,
-        per_allocation,
-        idle,
-        job or [],
-        room or [],
-        labels_of(label),
-        interval,
-        submit_seconds=0.1,
-        lifetime=lifetime,
-        slots_per_worker=concurrency_of(arguments or []),
-        dry_run=dry_run,
-        drain=drain,
-    )
-    run_scaler(url, LocalLauncher(command, target, output, option_of(arguments or [], "--room")), options)
+    launcher = LocalLauncher(command, target, options.output, option_of(own, "--room"))
+    run_scaler(launcher, options, Start("scale-", _LOCAL_SUBMIT_SECONDS, concurrency_of(own)))
 
 
 @app.command("slurm")
-def scale_slurm(  # noqa: PLR0913 - each is an option
+@_with_options(backlog=2, interval=10.0, output=SlurmOutput)
+def scale_slurm(
     target: Target,
     arguments: SbatchOptions = None,
     *,
-    max_workers: MaxWorkers,
     worker_options: WorkerOptions = "",
-    backlog: Backlog = 2,
-    per_allocation: PerAllocation = 1,
-    idle: Idle = 300.0,
-    dry_run: DryRun = False,
-    job: Jobs = None,
-    room: Rooms = None,
-    label: ScaleLabels = None,
-    interval: Interval = 10.0,
-    lifetime: Lifetime = 604_800.0,
-    output: SlurmOutput = None,
-    drain: Drain = False,
-    url: Url = DEFAULT_URL,
-    log_level: Log = LogThreshold.INFO,
-    log_format: Format = LogFormat.TEXT,
+    name: Name = None,
+    options: ScaleOptions,
 ) -> None:
     """Submit batch jobs with workers to Slurm while tasks wait for them.
 
     sbatch checks one first, and refuses what Slurm cannot run. Ctrl-C ends the command; its batch jobs go on,
     and end when they are idle or when their time is over.
     """
-    LogConfig(log_level, log_format).apply()
     own = _worker_options(worker_options)
     command = slurm_worker(
-        target,
-        [*own, *(word for text in label or () for word in ("--label", text))],
-        idle=idle,
-        per_allocation=per_allocation,
+        target, [*own, *options.label_words], idle=options.idle, per_allocation=options.per_allocation
     )
-    launcher = SlurmLauncher(command, target, _sbatch_options(arguments), output, option_of(own, "--room"))
-    sizes, counted_jobs = (max_workers, backlog, per_allocation, idle), (job or [], room or [])
-    times = (interval, _SUBMIT_SECONDS, lifetime)
-    options = ScaleOptions(
-        *sizes, *counted_jobs, labels_of(label), *times, concurrency_of(own), dry_run, drain
-    )
-    run_scaler(url, launcher, options)
+    room = option_of(own, "--room")
+    launcher = SlurmLauncher(command, target, _sbatch_options(arguments), options.output, room)
+    prefix = _prefix(name, options, target, room)
+    run_scaler(launcher, options, Start(prefix, _SUBMIT_SECONDS, concurrency_of(own)))
+
+
+def _prefix(name: str | None, options: ScaleOptions, target: str, room: str | None) -> str:
+    """Return the first part of the names of batch jobs; other scalers have another. Raises `UsageError`."""
+    if name is None:
+        path = Path(target)
+        parts = [find_access(options.url).url, str(path.resolve() if path.exists() else target), room]
+        parts += [json.dumps(sorted(words or ())) for words in (options.job, options.room, options.label)]
+        name = sha256(json.dumps(parts).encode()).hexdigest()[:8]
+    elif not re.fullmatch(r"[\w.-]{1,40}", name, re.ASCII):
+        raise UsageError(f"--name {name!r}: use 1 to 40 letters, digits, and the characters . _ -")
+    return f"scale-{name}-"
 
 
 def _worker_options(text: str) -> list[str]:
@@ -367,18 +378,42 @@ class WorkerEnvironment:
         return self._access.token
 
 
-def run_scaler(url: str, launcher: Launcher, options: ScaleOptions) -> None:
+class Start(NamedTuple):
+    """How a launcher starts allocations.
+
+    `prefix` begins their names, `submit_seconds` is the least time between two, and `slots_per_worker` is how
+    many slots their workers seem to have.
+    """
+
+    prefix: str
+    submit_seconds: float
+    slots_per_worker: int
+
+
+def run_scaler(launcher: Launcher, options: ScaleOptions, start: Start) -> None:
     """Run the scaler with a launcher until Ctrl-C. Raises `CommandError`."""
     bounds, subject = options.bounds, options.subject
-    access = find_access(url)
+    access = find_access(options.url)
     # A wrong URL or token fails here, with its explanation.
-    with open_client(url) as client:
+    with open_client(options.url) as client:
         client.read(ops.GET_VERSION, "the demand")
-    asyncio.run(_run(access, launcher, options, bounds, subject))
+
+    def scaler(rest: AsyncRest, subject: Subject) -> Scaler:
+        environment = WorkerEnvironment(rest, access, launcher, options)
+        safety = Safety(submit_seconds=start.submit_seconds, poll_seconds=options.interval)
+        made = Scaler(rest, launcher, bounds, subject, environment.make, options.idle, safety)
+        made.slots_per_worker, made.prefix = start.slots_per_worker, start.prefix
+        return made
+
+    asyncio.run(_run(access, launcher, options, subject, scaler))
 
 
 async def _run(
-    access: ServerAccess, launcher: Launcher, options: ScaleOptions, bounds: Bounds, subject: Subject
+    access: ServerAccess,
+    launcher: Launcher,
+    options: ScaleOptions,
+    subject: Subject,
+    make: Callable[[AsyncRest, Subject], Scaler],
 ) -> None:
     try:
         await launcher.check()
@@ -387,11 +422,7 @@ async def _run(
     if not subject.jobs and not subject.rooms:
         subject = subject._replace(jobs=tuple(launcher.jobs[:MAX_FILTER_VALUES]))
     connection = AsyncConnection(access.url, access.token, 30.0)
-    rest = AsyncRest(connection)
-    environment = WorkerEnvironment(rest, access, launcher, options)
-    safety = Safety(submit_seconds=options.submit_seconds, poll_seconds=options.interval)
-    scaler = Scaler(rest, launcher, bounds, subject, environment.make, options.idle, safety)
-    scaler.slots_per_worker = options.slots_per_worker
+    scaler = make(AsyncRest(connection), subject)
     try:
         if options.dry_run:
             await _print_plan(scaler, launcher)
@@ -405,6 +436,7 @@ async def _run(
 
 async def _print_plan(scaler: Scaler, launcher: Launcher) -> None:
     """Print what would be started now."""
+    await scaler.find_earlier()
     try:
         decision = scaler.decide(await scaler.read_demand())
     except JobNotFound as problem:

@@ -15,6 +15,8 @@ from typing import Protocol
 
 # The name of the workers of an allocation, by which the scaler knows that they have registered.
 NAME_VARIABLE = "ZNDRAW_JOBLIB_WORKER_NAME"
+# The name of an allocation is the prefix of its scaler and so many random bytes, as digits.
+NAME_BYTES = 4
 _MAX_OUTPUT = 4096
 _CHECK_SECONDS = 120.0
 _LOAD = """
@@ -67,6 +69,13 @@ class Launcher(Protocol):
         """Start one allocation with these variables added to its environment, and return its id.
 
         Raises `LauncherError`.
+        """
+
+    async def earlier(self, prefix: str) -> Mapping[str, tuple[str, AllocationState]]:
+        """Return the names and states of allocations that wait or run from an earlier run of this command.
+
+        Their names begin with `prefix`; from now on they count as started by this object. Raises
+        `LauncherError` if the system does not answer.
         """
 
     async def states(self) -> Mapping[str, AllocationState]:
@@ -157,6 +166,10 @@ class LocalLauncher:
         except OSError as error:
             raise LauncherError(f"A process cannot be started: {error}") from error
         return allocation
+
+    async def earlier(self, prefix: str) -> Mapping[str, tuple[str, AllocationState]]:
+        """Return nothing: a process never waits, and its worker counts as soon as it has registered."""
+        return {}
 
     async def states(self) -> Mapping[str, AllocationState]:
         """Return whether each process runs, or how it ended."""

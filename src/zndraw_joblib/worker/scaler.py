@@ -22,7 +22,7 @@ from zndraw_joblib.wire.messages import MAX_PAGE
 from zndraw_joblib.wire.operators import Demand, WorkerSummary
 from zndraw_joblib.wire.problems import JobNotFound
 from zndraw_joblib.wire.requirements import AnyLabels, labels_text
-from zndraw_joblib.worker.launchers import NAME_VARIABLE, AllocationState, Launcher, LauncherError
+from zndraw_joblib.worker.launchers import NAME_BYTES, NAME_VARIABLE, AllocationState, Launcher, LauncherError
 from zndraw_joblib.worker.scale_plan import Bounds, Plan, Present, plan
 
 log = logging.getLogger(__name__)
@@ -68,7 +68,8 @@ class Subject(NamedTuple):
 class Own:
     """An allocation that the scaler has started. `registered` is the most workers of it that were seen.
 
-    One that `is_cancelled` was taken back while it waited.
+    One that `is_cancelled` was taken back while it waited. One that `was_running` when it was found is of an
+    earlier run: its workers may have registered and left before this run began.
     """
 
     id: str
@@ -78,6 +79,7 @@ class Own:
     registered: int = 0
     registered_at: float = 0.0
     is_cancelled: bool = False
+    was_running: bool = False
 
 
 @dataclass
@@ -85,6 +87,7 @@ class Scaler:
     """Keeps as many allocations as the demand needs.
 
     `environment` makes the variables of each new one, and `idle` is after how many seconds its workers leave.
+    The names of its allocations begin with `prefix`; those of an earlier run that wait or run are its own.
     """
 
     rest: AsyncRest
@@ -95,8 +98,10 @@ class Scaler:
     idle: float = 300.0
     safety: Safety = field(default_factory=Safety)
     slots_per_worker: int = 1
+    prefix: str = "scale-"
     paused: str | None = field(default=None, init=False)
     own: dict[str, Own] = field(default_factory=dict, init=False)
+    _has_earlier: bool = field(default=False, init=False)
     _failed_submissions: int = field(default=0, init=False)
     _failed_starts: int = field(default=0, init=False)
     _has_registered: bool = field(default=False, init=False)
@@ -117,6 +122,8 @@ class Scaler:
 
     async def step(self) -> float:
         """Do one round. Return for how many seconds to wait before the next one."""
+        if not await self.find_earlier():
+            return self.safety.poll_seconds
         await self._read_states()
         try:
             demand = await self.read_demand()
@@ -131,6 +138,23 @@ class Scaler:
         await self._take_back(decision.surplus)
         await self._submit(decision.start)
         return self.safety.poll_seconds
+
+    async def find_earlier(self) -> bool:
+        """Take over the allocations of an earlier run, once. Return whether they are known."""
+        if self._has_earlier:
+            return True
+        try:
+            earlier = await self.launcher.earlier(self.prefix)
+        except LauncherError as error:
+            line = f"Nothing is submitted, because allocations of an earlier run may wait: {error}"
+            self._log_line(line, logging.WARNING)
+            return False
+        self._has_earlier = True
+        for allocation, (name, state) in earlier.items():
+            self.own[allocation] = Own(allocation, name, state, was_running=state == AllocationState.RUNNING)
+        if earlier:
+            log.info("Allocations of an earlier run are counted: %s", ", ".join(earlier))
+        return True
 
     async def read_demand(self) -> Demand:
         """Return the demand. Workers are read before it: one that registers meanwhile counts twice."""
@@ -216,7 +240,7 @@ class Scaler:
         reason = (await self.launcher.reason(one.id))[:_MAX_REASON]
         if one.is_cancelled and not one.registered:
             return
-        if one.registered:
+        if one.registered or one.was_running:
             level = logging.WARNING if one.state == AllocationState.FAILED else logging.INFO
             log.log(level, "Allocation %s has %s%s", one.id, one.state, f" ({reason})" if reason else "")
             return
@@ -261,7 +285,7 @@ class Scaler:
             if seconds > self.safety.submit_seconds or self.paused is not None:
                 return
             await asyncio.sleep(max(0.0, seconds))
-            name = f"scale-{secrets.token_hex(4)}"
+            name = f"{self.prefix}{secrets.token_hex(NAME_BYTES)}"
             try:
                 environment = {**await self.environment(), NAME_VARIABLE: name}
                 allocation = await self.launcher.submit(environment)

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from zndraw_joblib.worker.launchers import (
+    NAME_BYTES,
     NAME_VARIABLE,
     AllocationState,
     LauncherError,
@@ -93,6 +95,19 @@ class SlurmLauncher:
         command = ["sbatch", option, f"--job-name={name}", f"--output={self._folder}/%x.out", "--no-requeue"]
         script = f"#!/bin/sh\nexec {shlex.join(self._command)}\n"
         return await _run([*command, "--export=ALL", *self._options], script, environment)
+
+    async def earlier(self, prefix: str) -> Mapping[str, tuple[str, AllocationState]]:
+        """Return the batch jobs of this user that wait or run, and whose names an earlier run has given."""
+        shown = await _run(["squeue", "--me", "--noheader", "--format=%A %T %j"])
+        is_own = re.compile(re.escape(prefix) + f"[0-9a-f]{{{2 * NAME_BYTES}}}").fullmatch
+        lines = (line.split(maxsplit=2) for line in shown.splitlines())
+        earlier = {
+            words[0]: (words[2], _state(words[1]))
+            for words in lines
+            if len(words) == 3 and words[1] != "COMPLETING" and is_own(words[2])
+        }
+        self._names |= {allocation: name for allocation, (name, _) in earlier.items()}
+        return earlier
 
     async def states(self) -> Mapping[str, AllocationState]:
         """Return the states of its batch jobs. Slurm forgets one some minutes after its end."""
