@@ -1,10 +1,17 @@
 """Generate the pages of the Python API from the table of public names; mkdocstrings fills them in."""
 
 import zndraw_joblib
+import zndraw_joblib.testing
 
 # The modules of each page, by the beginning of their names; the first that fits counts.
 _PAGES = {
-    "jobs": ("Jobs", ("jobs.extensions", "wire.policy", "jobs.task_context", "wire.progress")),
+    "jobs": (
+        "Jobs",
+        (
+            *("jobs.functions", "jobs.extensions", "wire.policy", "jobs.task_context", "wire.progress"),
+            *("jobs.results", "jobs.codecs", "jobs.batches", "jobs.outputs"),
+        ),
+    ),
     "workers": ("Workers", ("worker",)),
     "client": ("Clients", ("client",)),
     "testing": ("Testing", ("testing",)),
@@ -12,13 +19,17 @@ _PAGES = {
     "problems": ("Errors", ("wire.problems",)),
     "messages": ("Messages", ("wire", "jobs")),
 }
+# All errors have the methods of their two bases, which the page describes once.
+_WITHOUT_INHERITED = {"problems"}
 
 
 def pages() -> dict[str, str]:
     """Return the text of each page by its path; a public name that no page has raises `ValueError`."""
     texts: dict[str, list[str]] = {name: [] for name in _PAGES}
-    for module, names in zndraw_joblib._MODULES.items():
-        texts[_page_of(module)] += [f"::: zndraw_joblib.{module}.{name}\n" for name in names]
+    for module, names in sorted(zndraw_joblib._MODULES.items(), key=_place):
+        page = _page_of(module)
+        texts[page] += [_entry(f"{module}.{name}", page) for name in names]
+    texts["testing"] += _testing()
     return {
         f"reference/python/{name}.md": "\n".join([f"# {_PAGES[name][0]}\n\n{_INTRODUCTION}", *entries])
         for name, entries in texts.items()
@@ -27,6 +38,30 @@ def pages() -> dict[str, str]:
 
 
 _INTRODUCTION = "Import these names from `zndraw_joblib`. They are loaded on first use.\n"
+
+
+def _entry(path: str, page: str) -> str:
+    options = "    options:\n      inherited_members: false\n" if page in _WITHOUT_INHERITED else ""
+    return f"::: zndraw_joblib.{path}\n{options}"
+
+
+def _testing() -> list[str]:
+    """Return the part of the page about tests with the package `testing` and the fixtures of its plugin."""
+    modules = zndraw_joblib.testing._MODULE_OF
+    names = [name for name in modules if name not in zndraw_joblib.__all__]
+    return [
+        "## Queues and jobs of tests\n\nImport these names from `zndraw_joblib.testing`.\n",
+        *(_entry(f"testing.{modules[name]}.{name}", "testing") for name in names),
+        "## Fixtures\n\npytest finds them once the package is installed.\n",
+        "::: zndraw_joblib.testing.plugin\n    options:\n      show_root_heading: false\n",
+    ]
+
+
+def _place(entry: tuple[str, object]) -> int:
+    """Return the place of a module on its page: the order in which the page lists the beginnings."""
+    module, _ = entry
+    beginnings = _PAGES[_page_of(module)][1]
+    return next(at for at, beginning in enumerate(beginnings) if module.startswith(beginning))
 
 
 def _page_of(module: str) -> str:

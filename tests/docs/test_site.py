@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import FunctionType
 
 import pytest
 import yaml
@@ -13,6 +14,7 @@ from sitegen.links import broken, external, loaded_from_network
 from sitegen.stage import stage, with_links
 
 import zndraw_joblib
+import zndraw_joblib.testing
 
 CONFIG = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
 # Reached by links of other pages, not by the navigation.
@@ -102,7 +104,38 @@ def test_broken_links_are_found(tmp_path: Path) -> None:
 
 
 def test_the_python_reference_is_filled_in(site: Path) -> None:
-    """Each public name has its own section with a signature."""
+    """Each public name has its own section with a signature, and so has each of its public methods."""
     text = "".join(path.read_text() for path in (site / "reference" / "python").glob("*.html"))
-    sections = {name.rpartition(".")[2] for name in re.findall(r'id="zndraw_joblib\.([\w.]+)"', text)}
-    assert set(zndraw_joblib.__all__) - sections == set()
+    sections = set(re.findall(r'id="zndraw_joblib\.([\w.]+)"', text))
+    named = {section.rpartition(".")[2] for section in sections}
+    assert set(zndraw_joblib.__all__ + zndraw_joblib.testing.__all__) - named == set()
+    missing = [
+        f"{name}.{method}"
+        for name, module in zndraw_joblib._MODULE_OF.items()
+        if isinstance(one := getattr(zndraw_joblib, name), type)
+        for method in methods(one)
+        if not any(
+            f"{place}.{method}" in sections for place in [f"{module}.{name}", *map(path_of, one.__mro__)]
+        )
+    ]
+    assert missing == []
+    assert {"client.queue.Queue.submit", "server.host.mount.JobLib.submit"} <= sections
+
+
+def path_of(one: type) -> str:
+    """Return the path of a class below the package."""
+    return f"{one.__module__.removeprefix('zndraw_joblib.')}.{one.__qualname__}"
+
+
+def methods(one: type) -> set[str]:
+    """Return the public methods and properties of a class, also those of its bases in this package."""
+    return {
+        name
+        for owner in one.__mro__
+        if owner.__module__.startswith("zndraw_joblib.")
+        for name, member in vars(owner).items()
+        if not name.startswith("_")
+        and isinstance(member, FunctionType | property | classmethod | staticmethod)
+        and member.__doc__
+        and getattr(member, "__name__", name) == name  # not one that was assigned to the class
+    }
