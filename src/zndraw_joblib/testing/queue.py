@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from functools import wraps
 from pathlib import Path
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack
@@ -20,6 +19,7 @@ from zndraw_joblib.server.db import schema
 from zndraw_joblib.server.db.database import Clock
 from zndraw_joblib.server.db.engine import open_database
 from zndraw_joblib.server.host.mount import JobLib
+from zndraw_joblib.server.process.own_clock import TestClock
 from zndraw_joblib.server.process.ports import CursorPage, Identity
 from zndraw_joblib.server.queue import rules_details, rules_sweep, rules_tasks, sql_webhooks
 from zndraw_joblib.testing.job_runs import class_of, is_job, parsed, shown
@@ -63,28 +63,6 @@ def smallest_app(path: Path) -> Iterator[FastAPI]:
     finally:
         with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
             runner.run(database.close())
-
-
-# The clock of a tested queue: real time, which a test can move forward.
-
-
-class TestClock:
-    """Shows the time plus all advances. Call it for the time."""
-
-    __test__ = False
-
-    def __init__(self) -> None:
-        self._ahead = timedelta()
-
-    def __call__(self) -> datetime:
-        """Return the time of the queue."""
-        return datetime.now(UTC) + self._ahead
-
-    def advance(self, seconds: float) -> None:
-        """Move the clock forward. Raises ValueError for a negative number."""
-        if seconds < 0:
-            raise ValueError(f"seconds: {seconds:g} is negative; a queue's clock moves forward only")
-        self._ahead += timedelta(seconds=seconds)
 
 
 # Find submitted tasks, and list all of them where a test expects others.

@@ -111,6 +111,14 @@ Dev = Annotated[
 AllowRemote = Annotated[
     bool, typer.Option("--allow-remote", help="With --dev: permit a --host that other machines can reach.")
 ]
+HasTestClock = Annotated[
+    bool,
+    typer.Option(
+        "--test-clock",
+        help="For tests: POST /clock/advance moves the time of the queue forward. One process only. Not for "
+        "production.",
+    ),
+]
 AccessLog = Annotated[bool, typer.Option("--access-log", help="Log every request.")]
 Concurrency = Annotated[
     int | None,
@@ -141,6 +149,7 @@ def serve(  # noqa: PLR0913 - each is an option
     log_level: Log = LogThreshold.INFO,
     log_format: Format = LogFormat.TEXT,
     access_log: AccessLog = False,
+    test_clock: HasTestClock = False,
 ) -> None:
     """Run a server until Ctrl-C.
 
@@ -154,13 +163,17 @@ def serve(  # noqa: PLR0913 - each is an option
         from zndraw_joblib.cli.server import serve  # noqa: PLC0415 - a worker's install has no server
     log = LogConfig(log_level, log_format, access_log=access_log)
     log.apply()
+    if dev and test_clock:
+        raise UsageError(
+            "--test-clock is not for --dev: run a worker beside 'zndraw-joblib serve --test-clock'"
+        )
     if dev:
         _serve_dev(target, host, port, database_url, workers, log, allows_remote=allow_remote)
     elif target is not None or allow_remote:
         what = "--allow-remote" if target is None else f"{target!r}: serving jobs"
         raise UsageError(f"{what} needs --dev. Without it, run 'zndraw-joblib worker' beside the server")
     else:
-        serve.run(host, port, database_url, workers, log)
+        serve.run(host, port, database_url, workers, log, has_test_clock=test_clock)
 
 
 def _serve_dev(  # noqa: PLR0913 - as above

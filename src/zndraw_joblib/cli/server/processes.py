@@ -17,6 +17,7 @@ from zndraw_joblib.cli.server import database
 from zndraw_joblib.jobs.logs import LogConfig
 from zndraw_joblib.server.db import schema
 from zndraw_joblib.server.internal.registry import CannotLoadJobs
+from zndraw_joblib.server.process.own_clock import TestClock
 from zndraw_joblib.server.process.settings import ServerSettings
 from zndraw_joblib.worker.supervisor import READY, ChildExit, Next, Parent, Supervisor
 
@@ -80,15 +81,21 @@ def load_app(settings: ServerSettings) -> Any:
 
 
 def serve_one(
-    settings: ServerSettings, listener: socket.socket, log: LogConfig, on_ready: Callable[[], object]
+    settings: ServerSettings,
+    listener: socket.socket,
+    log: LogConfig,
+    on_ready: Callable[[], object],
+    *,
+    clock: TestClock | None = None,
 ) -> None:
     """Serve in this process until SIGINT or SIGTERM; call `on_ready` when it answers requests.
 
-    Raises `UsageError` if an internal extension cannot be loaded.
+    With `clock`, a superuser advances the time of the queue. Raises `UsageError` if an internal extension
+    cannot be loaded.
     """
     module = load_app(settings)
     try:
-        app = module.create_app(settings)
+        app = module.create_app(settings, clock=clock)
     except CannotLoadJobs as error:
         raise UsageError(str(error)) from error
     config = uvicorn.Config(

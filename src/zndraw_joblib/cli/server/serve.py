@@ -19,6 +19,7 @@ from zndraw_joblib.cli.server.tokens import BootstrapToken
 from zndraw_joblib.client.connection import DEFAULT_URL, canonical_url
 from zndraw_joblib.jobs.logs import LogConfig
 from zndraw_joblib.server.db import schema
+from zndraw_joblib.server.process.own_clock import TestClock
 from zndraw_joblib.server.process.settings import ServerSettings
 
 if sys.platform == "win32":
@@ -84,10 +85,20 @@ def _lock(descriptor: int) -> None:
 _ALL_ADDRESSES = frozenset({"0.0.0.0", "::", ""})  # noqa: S104 - compared with, not bound to
 
 
-def run(host: str, port: int, database_url: str | None, workers: int | None, log: LogConfig) -> None:
+def run(
+    host: str,
+    port: int,
+    database_url: str | None,
+    workers: int | None,
+    log: LogConfig,
+    *,
+    has_test_clock: bool = False,
+) -> None:
     """Serve until SIGINT or SIGTERM. Raises `CommandError` if the server cannot start."""
     config = database.load_settings(database_url, workers=workers)
     warn_of_unknown(ServerSettings.model_fields)
+    if has_test_clock:
+        check_test_clock(config)
     if config.workers > 1:
         check_several_processes(config)
     with listen(host, port) as listener:
@@ -96,8 +107,26 @@ def run(host: str, port: int, database_url: str | None, workers: int | None, log
         url = url_of(host, listener)
         with only_server(database.locate(config.database_url).file, url):
             token = _prepare_database(config, url)
-            serve = processes.serve_several if config.workers > 1 else processes.serve_one
-            serve(config, listener, log, partial(_print_banner, url, config, token))
+            on_ready = partial(_print_banner, url, config, token)
+            if config.workers > 1:
+                processes.serve_several(config, listener, log, on_ready)
+            else:
+                clock = TestClock() if has_test_clock else None
+                processes.serve_one(config, listener, log, on_ready, clock=clock)
+
+
+def check_test_clock(config: ServerSettings) -> None:
+    """Raise `UsageError` if other processes would use the queue with another time than this one."""
+    others = {
+        f"--workers {config.workers}": config.workers > 1,
+        "ZNDRAW_JOBLIB_REDIS_URL": config.redis_url is not None,
+        "ZNDRAW_JOBLIB_OIDC_ISSUER": config.oidc_issuer is not None,
+    }
+    if refused := [name for name, is_set in others.items() if is_set]:
+        raise UsageError(
+            f"--test-clock cannot be used with {' and '.join(refused)}: only this process has the clock, and "
+            "what others do would be at another time. Leave one of them out; --test-clock is for tests"
+        )
 
 
 def check_several_processes(config: ServerSettings) -> None:

@@ -40,6 +40,8 @@ _CACHE_SECONDS = 1.0
 
 # The check of Redis: without it the server still takes requests, and all other servers miss it too.
 REDIS = "redis"
+# What says that the server has a test clock.
+CLOCK = "clock"
 
 
 class Health:

@@ -36,6 +36,7 @@ class AbsenceDetector:
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
+        self._ignores_database = False
         self.restart()
 
     def restart(self) -> None:
@@ -47,6 +48,14 @@ class AbsenceDetector:
     def forget(self) -> None:
         """Forget the last observation, so that the next one is compared with none."""
         self._last = self._last_in_database = None
+
+    def skip(self, seconds: float) -> None:
+        """Count these seconds, by which a test advances the clock, as watched.
+
+        From then on the database's time shows no absence.
+        """
+        self.since -= seconds
+        self._ignores_database = True
 
     @property
     def watched_seconds(self) -> float:
@@ -64,7 +73,7 @@ class AbsenceDetector:
         if self._last is not None and at - self._last > longest_gap:
             absence = at - self._last
         self._last = at
-        if database_time is not None:
+        if database_time is not None and not self._ignores_database:
             if self._last_in_database is not None:
                 own, database = at - self._last_in_database[0], database_time - self._last_in_database[1]
                 ahead = database.total_seconds() - own
@@ -195,6 +204,7 @@ class Sweeper:
         self.absence = AbsenceDetector(monotonic)
         self.pruner = Pruner(self._run, settings, monotonic, pass_seconds, prune_content)
         self.last_cycles: deque[Cycle] = deque(maxlen=_CYCLES_KEPT)
+        self._one_cycle = asyncio.Lock()
         # What this process did since its start.
         self.actions: Counter[str] = Counter()
 
@@ -216,7 +226,11 @@ class Sweeper:
             self._check_absence()
 
     async def cycle(self) -> Cycle:
-        """Sweep once. Never raises; a failure is logged and counted."""
+        """Sweep once. Never raises; a failure is logged and counted. A second call waits for the first."""
+        async with self._one_cycle:
+            return await self._cycle()
+
+    async def _cycle(self) -> Cycle:
         started = self._monotonic()
         cycle = Cycle()
         is_good = await self._sweep(cycle)

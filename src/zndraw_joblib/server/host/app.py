@@ -20,6 +20,7 @@ from zndraw_joblib.server.admin.sql_operators import TokenRecord
 from zndraw_joblib.server.db.database import Database
 from zndraw_joblib.server.db.engine import open_database
 from zndraw_joblib.server.db.limits import Limits
+from zndraw_joblib.server.host.clocks import add_clock
 from zndraw_joblib.server.host.mount import InternalJobs, JobLib
 from zndraw_joblib.server.http import metrics
 from zndraw_joblib.server.http.identity import BearerTokens, FoundToken
@@ -27,6 +28,7 @@ from zndraw_joblib.server.http.middleware import QueueMiddleware, may_have_telem
 from zndraw_joblib.server.http.openapi import tag_metadata
 from zndraw_joblib.server.http.pages import add_operations_page, install_exception_handlers
 from zndraw_joblib.server.http.requests import REQUEST_ID, SCOPE_KEY, SEND, request_id_of, with_header
+from zndraw_joblib.server.process.own_clock import TestClock
 from zndraw_joblib.server.process.settings import ServerSettings
 from zndraw_joblib.server.realtime import socketio_internals
 from zndraw_joblib.server.realtime.client_managers import PubSubManager
@@ -88,12 +90,15 @@ class StandaloneApp(FastAPI):
         await super().__call__(scope, receive, send)
 
 
-def create_app(settings: ServerSettings, *, realtime: bool = True, tsio: Any = None) -> FastAPI:
+def create_app(
+    settings: ServerSettings, *, realtime: bool = True, tsio: Any = None, clock: TestClock | None = None
+) -> FastAPI:
     """Return the standalone app, without Socket.IO unless `realtime`. With `tsio`, events go there too.
 
-    Raises `InvalidDatabaseUrl` and `CannotLoadJobs`. The start of the app raises `OutdatedSchema`.
+    With `clock`, a superuser advances the time of the queue. Raises `InvalidDatabaseUrl` and
+    `CannotLoadJobs`. The start of the app raises `OutdatedSchema`.
     """
-    database = open_database(settings.database_url, limits=Limits.of(settings))
+    database = open_database(settings.database_url, clock, Limits.of(settings))
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -114,11 +119,14 @@ def create_app(settings: ServerSettings, *, realtime: bool = True, tsio: Any = N
         settings=settings,
         tsio=tsio,
         internal_jobs=_internal_jobs(settings),
+        clock=clock,
     )
     is_shown = settings.dashboard != "off"
     joblib.mount(app, dashboard="/" if is_shown else None, read_only=settings.dashboard == "read-only")
     app.include_router(metrics.health_router)
     metrics.add_root(app, joblib.identity)
+    if clock is not None:
+        add_clock(app, joblib.identity)
     if realtime:
         _mount_socketio(app, joblib, settings)
     return app

@@ -16,7 +16,7 @@ from starlette.middleware import Middleware
 
 from zndraw_joblib.server.admin.overviews import Overviews
 from zndraw_joblib.server.background.end_hooks import EndHooks, Hook
-from zndraw_joblib.server.background.loops import Health, Metrics, Rollups, Scheduler, ServerReports
+from zndraw_joblib.server.background.loops import CLOCK, Health, Metrics, Rollups, Scheduler, ServerReports
 from zndraw_joblib.server.background.schedules import Schedules
 from zndraw_joblib.server.background.successors import Successors
 from zndraw_joblib.server.background.sweeper import Sweeper
@@ -42,7 +42,17 @@ from zndraw_joblib.server.internal.registry import (
     WorkerToken,
     WorkerTokens,
 )
-from zndraw_joblib.server.process.ports import Identity, ResultBackend, SessionMaker
+from zndraw_joblib.server.process.own_clock import TestClock
+from zndraw_joblib.server.process.ports import (
+    PAUSES_KEY,
+    SCHEDULES_KEY,
+    SUCCESSORS_KEY,
+    WEBHOOKS_KEY,
+    Identity,
+    ResultBackend,
+    SessionMaker,
+    Wake,
+)
 from zndraw_joblib.server.process.pubsub import connection_factory
 from zndraw_joblib.server.process.settings import JobLibSettings, ServerSettings
 from zndraw_joblib.server.queue import rules_transitions
@@ -245,7 +255,7 @@ class JobLib(HostApi):
         self.streams, self.metrics = Streams(runtime), Metrics(runtime)
         self.group_streams = GroupStreams(runtime, self.streams)
         self.overviews, self.sweeper = Overviews(runtime, self.streams), self._new_sweeper(monotonic)
-        self.health = Health(runtime, {"sweeper": self._check_sweeper, "internal": self._check_internal})
+        self.health = Health(runtime, self._health_checks())
         self.rollups, self.end_hooks = Rollups(runtime), EndHooks(runtime, on_end)
         self.schedules = Schedules(runtime, self.dispatcher.configure)
         self.webhooks, self.successors = Webhooks(runtime), Successors(runtime)
@@ -278,6 +288,13 @@ class JobLib(HostApi):
 
     def _schedule(self, seconds: float) -> None:
         self._scheduler.add(seconds)
+
+    def wake_loops(self) -> None:
+        """Let the loops look for what is due, because the clock has been advanced."""
+        self._scheduler.add(0)
+        keys = SCHEDULES_KEY, WEBHOOKS_KEY, SUCCESSORS_KEY, PAUSES_KEY
+        self.runtime.waiters.notify([Wake(key) for key in keys])
+        self.dispatcher.wake()
 
     def mount(
         self,
@@ -446,6 +463,10 @@ class JobLib(HostApi):
 
     def _check_internal(self) -> str:
         return _check_registry(self._internal_registry())
+
+    def _health_checks(self) -> dict[str, Callable[[], str]]:
+        checks = {"sweeper": self._check_sweeper, "internal": self._check_internal}
+        return {**checks, CLOCK: self.clock.describe} if isinstance(self.clock, TestClock) else checks
 
     def _check_sweeper(self) -> str:
         return "the last good cycle is too long ago" if self.sweeper.is_late else "ok"

@@ -413,6 +413,8 @@ class QueueState(ABC):
     worker_tokens: WorkerTokens
     publisher: SocketIoPublisher
     worker_rooms: WorkerRooms
+    # What the queue takes for the time; None for the database's own clock.
+    clock: Callable[[], datetime] | None
     # What precedes ``/v1`` in the paths of its routes.
     prefix: str = ""
     # The URL of the operators' page, relative to that of the queue; None without a page.

@@ -30,6 +30,7 @@ from zndraw_joblib.server.http.events import EventStream, Subscription, wait_for
 from zndraw_joblib.server.http.requests import Omissible, event_stream
 from zndraw_joblib.server.http.routing import CursorPaging, Endpoint, Parameter, json_response, serves
 from zndraw_joblib.server.process import settings as settings_report
+from zndraw_joblib.server.process.own_clock import TestClock
 from zndraw_joblib.server.process.ports import Identity, RequestKey
 from zndraw_joblib.server.queue import rules_audit, rules_sweep, rules_task_retention
 from zndraw_joblib.server.queue.rules_idempotency import NOTHING, once
@@ -378,6 +379,7 @@ async def get_caller(
         jobs=None if caller.jobs is None else sorted(caller.jobs),
         room=room,
         permissions=permissions,
+        clock_ahead_seconds=queue.clock.ahead_seconds if isinstance(queue.clock, TestClock) else None,
     )
     return json_response(me)
 

@@ -223,6 +223,11 @@ async def fail_stuck(tx: Transaction, timeout: timedelta, counts: Counts | None 
     return await move_tasks(tx, [_recovered(partial(stuck, timeout=timeout), counts)])
 
 
+async def keep_alive(tx: Transaction, since: datetime) -> None:
+    """Let the heartbeats of workers that were alive at the last time of a test clock count as sent now."""
+    await sql_workers.heartbeat_since(tx, since)
+
+
 async def release_paused(tx: Transaction, counts: Counts | None = None) -> int:
     """Requeue claimed tasks of paused internal jobs that have not started."""
     return await move_tasks(tx, [_recovered(paused, counts)])

@@ -116,6 +116,7 @@ UPDATE joblib_worker SET last_heartbeat = :at WHERE id IN (
 )
 """
 )
+_HEARTBEAT_SINCE = statement("UPDATE joblib_worker SET last_heartbeat = :at WHERE last_heartbeat >= :since")
 _MARK_CLAIMS = statement("UPDATE joblib_worker SET draining = draining WHERE id = ANY (:all_id)")
 _REMOVE = statement("DELETE FROM joblib_worker WHERE id = ANY (:all_id)")
 _UNLINK_ALL = statement(
@@ -280,6 +281,11 @@ async def heartbeat(tx: Transaction, ids: Sequence[UUID]) -> None:
     """Set the heartbeats of these workers to now. A worker that another transaction has locked is skipped."""
     if ids:
         await tx.execute(_HEARTBEAT, {"all_id": padded(ids), "at": await tx.now()})
+
+
+async def heartbeat_since(tx: Transaction, since: datetime) -> None:
+    """Set the heartbeats of all workers that are not older to now, for a test clock."""
+    await tx.execute(_HEARTBEAT_SINCE, {"since": since, "at": await tx.now()})
 
 
 async def mark_claims(tx: Transaction, ids: Sequence[UUID]) -> None:

@@ -1826,7 +1826,7 @@ export interface paths {
          * @description Return 200 while requests of each kind succeed, the database accepts writes and the sweeper runs.
          *
          *     The check `redis` of a server that uses Redis changes no status: the server works without it, but internal
-         *     tasks and provider results wait.
+         *     tasks and provider results wait. Nor does `clock`, which only a server with a test clock has.
          */
         get: operations["checkReadiness"];
         put?: never;
@@ -3347,6 +3347,8 @@ export interface components {
          *
          *     `roles` are those of its token or user, empty without one. `rooms` are the rooms in which it has the
          *     rights `scopes`, and `jobs` patterns of the jobs that it may submit and serve; null for all.
+         *
+         *     `clock_ahead_seconds` is there if the server has a test clock: how far that is ahead of the real time.
          */
         Me: {
             /** Id */
@@ -3365,6 +3367,8 @@ export interface components {
             room: string | null;
             /** Permissions */
             permissions: components["schemas"]["Permission"][];
+            /** Clock Ahead Seconds */
+            clock_ahead_seconds?: number | null;
         };
         /**
          * NamedTask
