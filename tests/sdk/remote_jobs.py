@@ -7,8 +7,9 @@ import time
 from concurrent.futures import Executor, ProcessPoolExecutor
 from pathlib import Path
 
-from zndraw_joblib import JobPolicy, RetryOn, TaskContext, job
+from zndraw_joblib import Forbidden, JobPolicy, RetryOn, TaskContext, job
 from zndraw_joblib.wire.policy import Backoff
+from zndraw_joblib.worker.tasks import ClaimedTask
 
 RETRIES = JobPolicy(max_attempts=2, retry_on=(RetryOn.WORKER_LOST,), backoff=Backoff(base_seconds=0))
 
@@ -39,6 +40,19 @@ def remote_square(number: int, task: TaskContext, error: str = "") -> list[int]:
 async def remote_later(number: int) -> int:
     """Square a number in a coroutine."""
     return number**2
+
+
+@job
+def remote_parent(task: ClaimedTask, child: str) -> list[str]:
+    """Submit children with the token of the task; return the refusal of what it does not permit."""
+    submitted = task.client.submit(child, {"number": 2})
+    task.submit(child, {"number": 3})
+    try:
+        task.submit(child, {"number": 4}, debounce={"seconds": 1}, unique={"key": "k"})
+    except Forbidden as problem:
+        refusal = str(problem)
+    assert task.server is not None
+    return [str(submitted.id), refusal, str(task.server.api.get_headers())]
 
 
 @job(policy=RETRIES)

@@ -13,7 +13,7 @@ from waiting import wait_until
 
 from sdk.batch_jobs import measure
 from sdk.live import TOKEN, LiveServer
-from sdk.remote_jobs import pool, remote_killer, remote_later, remote_square, remote_wait
+from sdk.remote_jobs import pool, remote_killer, remote_later, remote_parent, remote_square, remote_wait
 from sdk.test_cancelled_coroutines import end_elsewhere
 from sdk.test_live_reports import texts
 from zndraw_joblib.client.connection import Connection
@@ -28,7 +28,7 @@ Make = Callable[..., JobManager]
 def test_tasks_run_where_the_executor_runs_them(worker: Make, room: str, api: Connection) -> None:
     """Functions, coroutines and batches do; results, errors, the progress and the log come back."""
     manager = worker(Runner(), executor=pool, concurrency=4)
-    for cls in (remote_square, remote_later, measure):
+    for cls in (remote_square, remote_later, remote_parent, measure):
         manager.register(cls, room=room)
     numbers = [manager.submit(remote_square.task(number=number), room=room) for number in range(50)]
     results = [manager.wait_for(task, 60).result for task in numbers]
@@ -42,6 +42,11 @@ def test_tasks_run_where_the_executor_runs_them(worker: Make, room: str, api: Co
     assert manager.wait_for(later, 60).result == 9
     word = manager.submit(measure.task(text="word"), room=room)
     assert manager.wait_for(word, 60).result[0] == 4
+    parent = manager.submit(remote_parent.task(child=f"{room}:jobs:remote_square"), room=room)
+    child, refusal, identity = manager.wait_for(parent, 60).result
+    assert str(manager.get_task(child).parent) == parent
+    assert "submits neither to groups" in refusal
+    assert identity == "{}"
     wrong = manager.submit(remote_square.task(number=3, error="none"), room=room)
     assert manager.wait_for(wrong, 60).error == "ValueError: none"
 
@@ -112,7 +117,7 @@ def test_a_cancelled_task_that_waits_in_the_executor_never_begins(
         folder = str(tmp_path)
         tasks = [manager.submit(remote_wait.task(folder=folder, name=name), room=room) for name in "abc"]
         wait_until(lambda: manager.get_task(tasks[1]).status == "running")
-        assert (tmp_path / "a-began").exists()
+        wait_until((tmp_path / "a-began").exists)
         assert manager.get_task(tasks[2]).status == "pending"
         end_elsewhere(manager, api, tasks[1], TaskStatus.CANCELLED)
         wait_until(lambda: manager.get_task(tasks[2]).status == "running")

@@ -1,6 +1,7 @@
 """`task.client`: a queue with the rights of the task that runs."""
 
 from collections.abc import Callable
+from time import sleep
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from zndraw_joblib import Forbidden, job
 from zndraw_joblib.jobs.task_context import TaskContext, call_run
 from zndraw_joblib.wire.problems import Unauthorized
 from zndraw_joblib.worker.manager import JobManager
-from zndraw_joblib.worker.tasks import ClaimedTask, HeldTasks, TaskCredential
+from zndraw_joblib.worker.tasks import ClaimedTask, HeldTasks, TaskCredential, TaskQueue
 
 Make = Callable[..., JobManager]
 
@@ -28,6 +29,22 @@ def parent(task: TaskContext, other: str, child: str) -> list[Any]:
         handle.refresh().parent == task.client.task(task.task_id).refresh().id,
         refusal,
     ]
+
+
+@job
+def patient(task: ClaimedTask) -> bool:
+    """Wait until the token of the claim has expired; return whether the one that replaced it is valid."""
+    assert task.credential is not None
+    assert task.server is not None
+    claimed = TaskCredential(task.credential.token)
+    first = TaskQueue(task.server.api, claimed, task.room_id)
+    for _ in range(600):
+        try:
+            first.task(task.task_id).refresh()
+        except Unauthorized:
+            break
+        sleep(0.05)
+    return task.client.task(task.task_id).status() == "running" and task.credential.token != claimed.token
 
 
 def run(task: ClaimedTask) -> Any:
@@ -64,6 +81,18 @@ def test_a_claim_has_a_token_that_ends_with_it(worker: Make, room: str) -> None:
     manager.complete(task, 1)
     with pytest.raises(Unauthorized, match="does not hold the task"):
         task.client.task(task.task_id).refresh()
+
+
+def test_a_process_gets_the_renewed_tokens_of_its_task(
+    worker: Make, room: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its code has rights after the token of the claim has expired."""
+    monkeypatch.setattr("zndraw_joblib.worker.tasks._RENEWAL_SECONDS", 0.3)
+    manager = worker(run, executor="process", heartbeat_interval=0.3)
+    manager._rest.token_seconds = 2
+    manager.register(patient, room=room)
+    result = manager.wait_for(manager.submit(patient.task(), room=room), 50)
+    assert (result.status, result.result) == ("completed", True), result.error
 
 
 def test_heartbeats_ask_for_new_tokens_of_old_ones(monkeypatch: pytest.MonkeyPatch) -> None:

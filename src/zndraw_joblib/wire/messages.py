@@ -445,6 +445,9 @@ class TaskResponse(ResponseBody):
 
 
 MAX_BATCH_JOBS = 64
+# For how long the token of a claim is valid at most.
+MAX_TASK_TOKEN_SECONDS = 86_400
+TokenSeconds = Annotated[int, Field(ge=1, le=MAX_TASK_TOKEN_SECONDS)]
 
 
 class ClaimBatch(RequestBody):
@@ -468,7 +471,8 @@ class TaskClaimRequest(RequestBody):
     A claim that is repeated with the same `claim_id`, because its response was lost, gets the same tasks that
     the worker still holds. With `start`, each task is claimed and started in one step. With `batches`, which
     needs `max`, a claim gets a batch of one of these jobs, or up to `max` tasks of the other jobs. With
-    `tokens`, each task has a `token` for its code, which is valid for an hour; heartbeats renew it.
+    `tokens`, each task has a `token` for its code, which is valid for `token_seconds`, an hour by default;
+    heartbeats renew it. Ask for more where a renewed token does not reach the code.
 
     `remaining_seconds` is how much time the worker has from now on, also while the claim waits: it gets no
     task of a job whose `expected_seconds` are more.
@@ -479,6 +483,7 @@ class TaskClaimRequest(RequestBody):
     max: BatchSize | None = None
     start: bool = False
     tokens: bool = False
+    token_seconds: TokenSeconds | None = Field(default=None, exclude_if=is_none)
     batches: list[ClaimBatch] = Field(default_factory=list, max_length=MAX_BATCH_JOBS, fail_fast=True)
     remaining_seconds: Delay | None = Field(default=None, exclude_if=is_none)
 

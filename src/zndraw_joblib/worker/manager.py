@@ -19,7 +19,7 @@ from zndraw_joblib.jobs.extensions import check_job, job_name_of, job_room_of
 from zndraw_joblib.jobs.forks import check_not_forked
 from zndraw_joblib.jobs.results import can_encode
 from zndraw_joblib.jobs.traces import RUN_SPANS, RunSpans
-from zndraw_joblib.wire.messages import MAX_BATCH, HeartbeatRequest, TaskResponse
+from zndraw_joblib.wire.messages import MAX_BATCH, MAX_TASK_TOKEN_SECONDS, HeartbeatRequest, TaskResponse
 from zndraw_joblib.wire.names import GLOBAL, parse_job_name
 from zndraw_joblib.wire.policy import JobPolicy
 from zndraw_joblib.worker.allocations import UNLIMITED, Allocation
@@ -127,7 +127,9 @@ class JobManager(JobClient):
         check_options(execute, concurrency, read_concurrency, prefetch, executor, run_spans)
         check_end(cancel_grace, allocation)
         self._register_seconds = register_seconds(max_unreachable_seconds, max_startup_retries)
-        super().__init__(RestApi(api))
+        remote = remote_of(executor, execute)
+        # Heartbeats do not reach what an executor runs elsewhere.
+        super().__init__(RestApi(api, None if remote is None else MAX_TASK_TOKEN_SECONDS))
         self._held, self._lock = HeldTasks(), threading.Lock()
         self.tsio = getattr(api, "tsio", None) if tsio is None else tsio
         self._subscriptions = Subscriptions(self.tsio, self._held)
@@ -142,7 +144,7 @@ class JobManager(JobClient):
             max_unreachable_seconds=max_unreachable_seconds,
             cancel_grace=cancel_grace,
             allocation=allocation,
-            remote=remote_of(executor, execute),
+            remote=remote,
         )
 
     @property

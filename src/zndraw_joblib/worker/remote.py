@@ -23,7 +23,7 @@ from zndraw_joblib.jobs.run import Outcome, failed
 from zndraw_joblib.jobs.traces import continued, current_traceparent
 from zndraw_joblib.wire.problems import WorkerLost
 from zndraw_joblib.worker.task_process import Forwarded, ForwardedReports, run_tasks
-from zndraw_joblib.worker.tasks import ClaimedTask, Execute
+from zndraw_joblib.worker.tasks import ClaimedTask, Execute, TaskServer
 
 log = logging.getLogger(__name__)
 
@@ -173,8 +173,8 @@ class RemoteExecutor:
 
     @staticmethod
     def _packed(tasks: Sequence[ClaimedTask], execute: Execute | None) -> bytes:
-        # Without the token of the worker, which may do more than this task.
-        plain = [replace(task, server=None) for task in tasks]
+        # Without the identity of the worker, which may do more than this task.
+        plain = [replace(task, server=_without_identity(task)) for task in tasks]
         work = pickle.dumps((execute, plain, current_traceparent()))
         return pickle.dumps((_folders(tasks), work))
 
@@ -241,6 +241,10 @@ class RemoteExecutor:
             return
         log.warning("The executor is lost; another one is made in %g s: %s", pause, describe(error))
         _shut_down(executor)
+
+
+def _without_identity(task: ClaimedTask) -> TaskServer | None:
+    return None if task.server is None or task.credential is None else task.server.without_identity()
 
 
 def _not_run(error: BaseException) -> Outcome:

@@ -45,11 +45,12 @@ class RestApi(TaskRest):
     """The operations of tasks and those of workers.
 
     If a method takes an `operation`, equal requests of one operation have the same key, and a changed request
-    has another key.
+    has another key. The tokens of claimed tasks are valid for `token_seconds`.
     """
 
-    def __init__(self, api: ApiManager) -> None:
+    def __init__(self, api: ApiManager, token_seconds: int | None = None) -> None:
         super().__init__(api)
+        self.token_seconds = token_seconds
         # How often the server could not read a result for a task.
         self._tries: dict[UUID, int] = {}
 
@@ -140,6 +141,7 @@ class RestApi(TaskRest):
         body = messages.TaskClaimRequest(
             worker_id=worker_id, claim_id=claim_id, remaining_seconds=remaining, tokens=True
         )
+        body.token_seconds = self.token_seconds
         if limit is not None:
             body.max = limit
         if batches:

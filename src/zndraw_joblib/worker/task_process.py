@@ -25,7 +25,6 @@ from zndraw_joblib.jobs.forks import default_signals_in_forks
 from zndraw_joblib.jobs.logs import LogConfig, applied_config, task_fields
 from zndraw_joblib.jobs.run import Outcome, failed, run_settled, run_to_end
 from zndraw_joblib.jobs.task_channel import Line, TaskChannel
-from zndraw_joblib.jobs.task_context import CancelEvent
 from zndraw_joblib.jobs.traces import continued, current_traceparent
 from zndraw_joblib.worker.process_groups import (
     end_own_group,
@@ -194,8 +193,9 @@ log = logging.getLogger(__name__)
 _context = get_context("spawn")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _JOIN_SECONDS = 5.0
-# The number of a call, and which of its tasks was cancelled.
-_CANCELLED = Struct("!QI")
+# The number of a call, which of its tasks the message is about, and how long the new token is that follows.
+# Without a token the task was cancelled.
+_CHANGE = Struct("!QIH")
 _CHECK_CANCELLED_SECONDS = 0.1
 DEFAULT_CANCEL_GRACE = 5.0
 _EXIT_CODE_BASE = 128
@@ -214,7 +214,32 @@ def check_importable(value: Any) -> None:
 class _Started(NamedTuple):
     process: SpawnProcess
     channel: Channel
-    cancellations: socket
+    changes: "_Changes"
+
+
+class _Changes:
+    """Sends what changed of running tasks: their cancellations and new tokens. It never waits."""
+
+    def __init__(self, end: socket) -> None:
+        self._socket = end
+        self._unsent = bytearray()
+        end.setblocking(False)
+
+    def send(self, number: int, index: int, token: bytes = b"") -> None:
+        """Send that a task was cancelled, or its new token."""
+        self._unsent += _CHANGE.pack(number, index, len(token)) + token
+        self.send_rest()
+
+    def send_rest(self) -> None:
+        """Send what is left of it."""
+        # It is full if native code holds Python's lock for long, and closed if the process has ended.
+        with suppress(OSError):
+            while self._unsent:
+                del self._unsent[: self._socket.send(self._unsent)]
+
+    def close(self) -> None:
+        """Close this end."""
+        self._socket.close()
 
 
 class TaskProcess:
@@ -240,10 +265,11 @@ class TaskProcess:
 
     def _run(self, execute: Execute | None, tasks: list[ClaimedTask]) -> list[Outcome]:
         self._number += 1
+        tokens = [_token(task) for task in tasks]
         try:
             work = pickle.dumps((self._number, execute, tasks, current_traceparent()))
-            sent = self._send_to_running(work, tasks)
-            call = sent or _Call(self._start(), self._number, tasks, self._grace)
+            sent = self._send_to_running(work, tasks, tokens)
+            call = sent or _Call(self._start(), self._number, tasks, tokens, self._grace)
         except Exception as error:
             text = error_text(f"The task could not be sent to a process: {describe(error)}")
             return [Outcome(error=text)] * len(tasks)
@@ -262,7 +288,7 @@ class TaskProcess:
         """End the process, and return its exit code; `kills` its whole group at once."""
         if self._started is None:
             return None
-        process, channel, cancellations = self._started
+        process, channel, changes = self._started
         self._started = None
         if kills:
             kill_group(process)
@@ -271,14 +297,14 @@ class TaskProcess:
         if process.exitcode is None:
             kill_group(process)
             process.join()
-        cancellations.close()
+        changes.close()
         guardian.remove(process)
         return process.exitcode
 
-    def _send_to_running(self, work: bytes, tasks: list[ClaimedTask]) -> "_Call | None":
+    def _send_to_running(self, work: bytes, tasks: list[ClaimedTask], tokens: list[str]) -> "_Call | None":
         """Send tasks to the process of the call before; None if it has ended since."""
         if self._started is not None and self._started.process.exitcode is None:
-            call = _Call(self._started, self._number, tasks, self._grace)
+            call = _Call(self._started, self._number, tasks, tokens, self._grace)
             try:
                 call.send(work)
                 return call
@@ -292,13 +318,13 @@ class TaskProcess:
 
     def _start(self) -> _Started:
         ours, theirs = socketpair()
-        cancellations, received = socketpair()
-        cancellations.setblocking(False)
+        changes, received = socketpair()
         arguments = theirs, received, applied_config(), self._grace
         process = _context.Process(target=_serve, args=arguments, name="zndraw-joblib-task")
         with theirs, received, _blocked_signals():
             process.start()
-        self._started = _Started(process, Channel(ours, lambda: process.exitcode is not None), cancellations)
+        channel = Channel(ours, lambda: process.exitcode is not None)
+        self._started = _Started(process, channel, _Changes(changes))
         guardian.add(process)
         return self._started
 
@@ -306,14 +332,19 @@ class TaskProcess:
 class _Call:
     """The tasks that a process runs, as its worker sees them: it gets their reports, and may cancel them.
 
+    It has these tokens of the tasks, and gets those that heartbeats return.
+
     Once all of them are cancelled or lost, the process has `grace` seconds to end the call. Then its group
     gets SIGTERM, and as many seconds later SIGKILL.
     """
 
-    def __init__(self, started: _Started, number: int, tasks: Sequence[ClaimedTask], grace: float) -> None:
+    def __init__(
+        self, started: _Started, number: int, tasks: Sequence[ClaimedTask], tokens: list[str], grace: float
+    ) -> None:
         self._started = started
         self._number = number
         self._tasks = tasks
+        self._tokens = tokens
         self._grace = grace
         self._uncancelled = dict(enumerate(tasks))
         self._check_at = 0.0
@@ -338,16 +369,20 @@ class _Call:
             reports[message.index].add(message)
 
     def _check(self) -> None:
-        """Pass on which tasks are cancelled, and send the signal that is due."""
+        """Pass on which tasks are cancelled and the new tokens, and send the signal that is due."""
         now = time.monotonic()
         if now < self._check_at:
             return
         self._check_at = now + _CHECK_CANCELLED_SECONDS
-        for index in [index for index, task in self._uncancelled.items() if task.cancelled.is_set()]:
-            # It is full if native code holds Python's lock for long, and closed if the process has ended.
-            with suppress(OSError):
-                self._started.cancellations.send(_CANCELLED.pack(self._number, index))
+        changes = self._started.changes
+        changes.send_rest()
+        for index, task in list(self._uncancelled.items()):
+            if task.cancelled.is_set():
+                changes.send(self._number, index)
                 del self._uncancelled[index]
+            elif (token := _token(task)) != self._tokens[index]:
+                changes.send(self._number, index, token.encode())
+                self._tokens[index] = token
         if self._cancelled_at is None and all(task.cancelled.is_set() for task in self._tasks):
             self._cancelled_at = now
         if self._cancelled_at is not None:
@@ -370,6 +405,10 @@ class _Call:
         )
 
 
+def _token(task: ClaimedTask) -> str:
+    return "" if task.credential is None else task.credential.token
+
+
 @contextmanager
 def _blocked_signals() -> Iterator[None]:
     """Let a process that starts in this block receive signals only when it is ready for them."""
@@ -385,8 +424,8 @@ def _blocked_signals() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, former)
 
 
-class _Cancellations:
-    """Sets the events of the tasks that this process runs when their worker has cancelled them.
+class _ReceivedChanges:
+    """Sets the events of the tasks that this process runs when they are cancelled, and renews their tokens.
 
     When the worker has ended, all are cancelled, and this process ends with its group after `grace` seconds.
     """
@@ -396,67 +435,76 @@ class _Cancellations:
         self._grace = grace
         self._lock = threading.Lock()
         self._number = 0
-        self._events: list[CancelEvent] = []
+        self._tasks: list[ClaimedTask] = []
         # They may arrive before the tasks do.
-        self._early: set[tuple[int, int]] = set()
+        self._early: list[tuple[int, int, str]] = []
 
-    def begin(self, number: int, events: list[CancelEvent]) -> None:
-        """Set the events of these tasks from now on."""
+    def begin(self, number: int, tasks: list[ClaimedTask]) -> None:
+        """Apply the changes of these tasks from now on."""
         with self._lock:
-            self._number, self._events = number, events
-            early, self._early = self._early, set()
-        for at, index in early:
-            if at == number:
-                events[index].set()
+            self._number, self._tasks = number, tasks
+            for at, index, token in self._early:
+                if at == number:
+                    _change(tasks[index], token)
+            self._early = []
 
     def run(self) -> None:
-        """Set events until the worker has ended; then end this process."""
+        """Apply changes until the worker has ended; then end this process."""
         channel = Channel(self._received)
         with suppress(EOFError, OSError):
             while True:
-                self._cancel(*_CANCELLED.unpack(channel.receive_exactly(_CANCELLED.size)))
-        for event in self._events:
-            event.set()
+                number, index, length = _CHANGE.unpack(channel.receive_exactly(_CHANGE.size))
+                self._apply(number, index, channel.receive_exactly(length).decode())
+        for task in self._tasks:
+            task.cancelled.set()
         time.sleep(self._grace)
         end_own_group()
 
-    def _cancel(self, number: int, index: int) -> None:
+    def _apply(self, number: int, index: int, token: str) -> None:
         with self._lock:
             if number > self._number:
-                self._early.add((number, index))
-            events = self._events if number == self._number else []
-        if events:
-            events[index].set()
+                self._early.append((number, index, token))
+            tasks = self._tasks if number == self._number else []
+        if tasks:
+            _change(tasks[index], token)
 
     def handle_signal(self, *_: object) -> None:
         """Exit if all tasks are cancelled, so that the job cleans up.
 
         Otherwise the worker decides what SIGTERM to all of its processes means: running tasks finish.
         """
-        if self._events and all(event.is_set() for event in self._events):
+        if self._tasks and all(task.cancelled.is_set() for task in self._tasks):
             raise SystemExit(_EXIT_CODE_BASE + signal.SIGTERM)
+
+
+def _change(task: ClaimedTask, token: str) -> None:
+    """Cancel a task, or renew its token."""
+    if not token:
+        task.cancelled.set()
+    elif task.credential is not None:
+        task.credential.renew(token)
 
 
 def _serve(end: socket, received: socket, log_config: LogConfig | None, cancel_grace: float) -> None:
     """Run tasks until the worker closes the connection or ends."""
     lead_group()
-    cancellations = _Cancellations(received, cancel_grace)
+    changes = _ReceivedChanges(received, cancel_grace)
     # Not SIG_IGN: programs that a job starts would inherit it.
     signal.signal(signal.SIGINT, lambda *_: None)
-    signal.signal(signal.SIGTERM, cancellations.handle_signal)
+    signal.signal(signal.SIGTERM, changes.handle_signal)
     if sys.platform != "win32":
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     if log_config is not None:
         log_config.apply(with_pid=True)
-    threading.Thread(target=cancellations.run, name="zndraw-joblib-cancelled", daemon=True).start()
+    threading.Thread(target=changes.run, name="zndraw-joblib-changes", daemon=True).start()
     channel = Channel(end)
     forwarder = Forwarder(channel.send)
     with suppress(EOFError, OSError), default_signals_in_forks():
         while True:
-            forwarder.end(_run(channel.receive(), forwarder, cancellations))
+            forwarder.end(_run(channel.receive(), forwarder, changes))
 
 
-def _run(work: bytes, forwarder: Forwarder, cancellations: _Cancellations) -> list[Outcome] | Outcome:
+def _run(work: bytes, forwarder: Forwarder, changes: _ReceivedChanges) -> list[Outcome] | Outcome:
     """Return the outcome of each task, or one for all of them."""
     pid = os.getpid()
     try:
@@ -464,7 +512,7 @@ def _run(work: bytes, forwarder: Forwarder, cancellations: _Cancellations) -> li
     except BaseException as error:
         text = error_text(f"The task cannot run in another process: {describe(error)}. {_ADVICE}")
         return Outcome(error=text)
-    cancellations.begin(number, [task.cancelled for task in tasks])
+    changes.begin(number, tasks)
     forwarder.begin([task.channel for task in tasks])
     with continued(traceparent):
         outcomes = run_tasks(execute, tasks, pid)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, fields
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, Unpack
 from uuid import UUID
 
@@ -44,10 +45,14 @@ _REFUSALS = frozenset({401, 403})
 
 
 class TaskServer:
-    """The server of tasks, to submit others from their code; a copy in another process connects again."""
+    """The server of tasks, to submit others from their code; a copy in another process connects again.
 
-    def __init__(self, api: ApiManager) -> None:
+    Without an identity only the tokens of tasks give rights.
+    """
+
+    def __init__(self, api: ApiManager, *, has_identity: bool = True) -> None:
         self.api = api
+        self.has_identity = has_identity
         self._submitter: Submitter | None = None
 
     @property
@@ -65,23 +70,44 @@ class TaskServer:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pass the address and the headers of identity to the process that runs a task."""
-        return _connected, (self.url, self.api.get_headers())
+        return _connected, (self.url, self.api.get_headers() if self.has_identity else None)
+
+    def without_identity(self) -> "TaskServer":
+        """Return the same server for a process that must not get the identity of the worker."""
+        return TaskServer(self.api, has_identity=False)
 
 
-class _ForwardedConnection(Connection):
-    """The connection of a process that runs tasks, with the identity that its worker had at the claim."""
+class _ForwardedConnection:
+    """The connection of a process that runs tasks, with the identity that its worker had at the claim.
+
+    Most tasks need none, so the process connects with the first request, once for all tasks.
+    """
 
     def __init__(self, url: str, headers: dict[str, str]) -> None:
-        super().__init__(url, None, _TIMEOUT_SECONDS)
+        self.base_url = url
         self._headers = headers
+
+    @property
+    def http(self) -> "httpx.Client":
+        """The HTTP client of the process."""
+        return _connection(self.base_url).http
 
     def get_headers(self) -> dict[str, str]:
         """Return the headers of the worker."""
         return self._headers
 
+    def raise_for_status(self, response: "httpx.Response") -> None:
+        """Raise the problem of an error response."""
+        _connection(self.base_url).raise_for_status(response)
 
-def _connected(url: str, headers: dict[str, str]) -> TaskServer:
-    return TaskServer(_ForwardedConnection(url, headers))
+
+@lru_cache(maxsize=8)
+def _connection(url: str) -> Connection:
+    return Connection(url, None, _TIMEOUT_SECONDS)
+
+
+def _connected(url: str, headers: dict[str, str] | None) -> TaskServer:
+    return TaskServer(_ForwardedConnection(url, headers or {}), has_identity=headers is not None)
 
 
 class TaskCredential:
@@ -205,7 +231,7 @@ class ClaimedTask(TaskContext):
                 return self.client.submit(job, payload, idempotency_key=idempotency_key, **options)
             # The worker may do more than its task, such as submit to a group.
             except Exception as error:
-                if status_of(error) not in _REFUSALS:
+                if status_of(error) not in _REFUSALS or not self.server.has_identity:
                     raise
         return self.server.submitter.submit(job, payload, idempotency_key=idempotency_key, **options)
 

@@ -288,7 +288,8 @@ async def claim_task(
             response = await runtime.claim(caller, body, wait, watcher.disconnected, access)
         headers["Preference-Applied"] = f"wait={ceil(wait)}"
     if body.tokens:
-        await runtime.task_tokens.add(response.tasks or filter(None, [response.task]))
+        claimed = response.tasks or filter(None, [response.task])
+        await runtime.task_tokens.add(claimed, body.token_seconds)
     if response.reason not in {None, EmptyReason.EMPTY}:
         headers["Retry-After"] = "1"
     return json_response(response, headers=headers, exclude={"tasks" if body.max is None else "task"})

@@ -62,8 +62,8 @@ def verify(key: bytes, token: str) -> TaskKey:
     version, task_id, attempt, expires_at = _BODY.unpack(body)
     if version != _VERSION or expires_at <= time.time():
         raise Unauthorized(
-            f"The token of a task has expired: it is valid for {TOKEN_SECONDS} s, and heartbeats with "
-            "`tokens` renew it",
+            f"The token of a task has expired. Heartbeats with `tokens` renew it; it is valid for "
+            f"{TOKEN_SECONDS} s, or for `token_seconds` of its claim",
             headers=_CHALLENGE,
         )
     return TaskKey(UUID(bytes=task_id), attempt)

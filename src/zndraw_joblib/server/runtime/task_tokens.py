@@ -7,9 +7,8 @@ from uuid import UUID
 
 from zndraw_joblib.server.process.ports import Identity
 from zndraw_joblib.server.queue import rules_task_tokens
-from zndraw_joblib.wire.messages import TaskResponse
+from zndraw_joblib.wire.messages import MAX_TASK_TOKEN_SECONDS, TaskResponse
 
-_BROKER_SECONDS = 86_400
 Work = Callable[..., Awaitable[Any]]
 
 
@@ -26,9 +25,9 @@ class TaskTokens:
             self._key = (key or await self._write(rules_task_tokens.make_key)).encode()
         return self._key
 
-    async def add(self, tasks: Iterable[TaskResponse]) -> None:
-        """Give each of these tasks, which were claimed now, its token."""
-        key, expires_at = self._key or await self._read_key(), _expiry()
+    async def add(self, tasks: Iterable[TaskResponse], seconds: int | None = None) -> None:
+        """Give each of these tasks, which were claimed now, its token; it is valid for `seconds`."""
+        key, expires_at = self._key or await self._read_key(), _expiry(seconds)
         for task in tasks:
             task.token = rules_task_tokens.sign(key, task.id, task.attempt, expires_at)
 
@@ -40,7 +39,7 @@ class TaskTokens:
     async def issue_for_executor(self, task_id: UUID, attempt: int) -> str:
         """Return a token of a task that waits in a broker. No heartbeat renews it: it is valid for a day."""
         key = self._key or await self._read_key()
-        return rules_task_tokens.sign(key, task_id, attempt, int(time.time()) + _BROKER_SECONDS)
+        return rules_task_tokens.sign(key, task_id, attempt, _expiry(MAX_TASK_TOKEN_SECONDS))
 
     async def identify(self, token: str) -> Identity:
         """Return the identity of the code that has a token. Raises `Unauthorized`."""
@@ -49,5 +48,5 @@ class TaskTokens:
         return identity
 
 
-def _expiry() -> int:
-    return int(time.time()) + rules_task_tokens.TOKEN_SECONDS
+def _expiry(seconds: int | None = None) -> int:
+    return int(time.time()) + (seconds or rules_task_tokens.TOKEN_SECONDS)

@@ -4530,7 +4530,8 @@ export interface components {
          *     A claim that is repeated with the same `claim_id`, because its response was lost, gets the same tasks that
          *     the worker still holds. With `start`, each task is claimed and started in one step. With `batches`, which
          *     needs `max`, a claim gets a batch of one of these jobs, or up to `max` tasks of the other jobs. With
-         *     `tokens`, each task has a `token` for its code, which is valid for an hour; heartbeats renew it.
+         *     `tokens`, each task has a `token` for its code, which is valid for `token_seconds`, an hour by default;
+         *     heartbeats renew it. Ask for more where a renewed token does not reach the code.
          *
          *     `remaining_seconds` is how much time the worker has from now on, also while the claim waits: it gets no
          *     task of a job whose `expected_seconds` are more.
@@ -4555,6 +4556,8 @@ export interface components {
              * @description Default: `false`.
              */
             tokens?: boolean;
+            /** Token Seconds */
+            token_seconds?: number | null;
             /** Batches */
             batches?: components["schemas"]["ClaimBatch"][];
             /** Remaining Seconds */
