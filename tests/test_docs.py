@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from chaos.scenarios import SCENARIOS
 from docs.code import code
 
@@ -113,6 +114,45 @@ def test_every_test_named_by_a_page_exists() -> None:
             tests = re.findall(r"^\s*(?:async )?def (test_\w+)", (ROOT / path).read_text(), re.MULTILINE)
             missing += [f"{path}::{test}"] if (test or tests[0]) not in tests else []
     assert missing == []
+
+
+def test_the_runbook_has_each_alert_and_each_code() -> None:
+    """An alert links to the section that names it; each code of a finding and of `explain` has a section."""
+    page = (ROOT / "docs" / "how-to" / "runbook.md").read_text()
+    heads = re.split(r"^## (.+)\n", page, flags=re.MULTILINE)[1:]
+    sections = {
+        head.lower().replace(",", "").replace(" ", "-"): text
+        for head, text in zip(heads[::2], heads[1::2], strict=True)
+    }
+    [group] = yaml.safe_load((ROOT / "deploy" / "prometheus-alerts.yml").read_text())["groups"]
+    for rule in group["rules"]:
+        path, _, anchor = rule["annotations"]["runbook_url"].partition("#")
+        assert path.endswith("/how-to/runbook.html")
+        assert f"`{rule['alert']}`" in sections[anchor]
+    rest = (REFERENCE / "rest.md").read_text()
+    cells = [
+        row[0]
+        for head in ("| `code` | found when |", "| code | meaning |")
+        for row in table_after(rest, head)
+    ]
+    codes = {code for cell in cells for code in re.findall(r"`([\w-]+)`", cell)}
+    assert len(codes) > 25
+    assert {code for code in codes if f"`{code}`" not in page} == set()
+
+
+def test_the_gallery_has_each_example() -> None:
+    """Each program and each folder of `examples/` is on the page of examples."""
+    page = (ROOT / "docs" / "examples.md").read_text()
+    names = {path.name for path in (ROOT / "examples").glob("[!_]*") if path.suffix != ".pyc"}
+    assert {name for name in names if f"](../examples/{name}" not in page} == set()
+
+
+def test_the_readme_is_a_landing_page() -> None:
+    """Code comes first, and there is one picture."""
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert len(lines) <= 120
+    assert next(line for line in lines if line.startswith(("```", "![", "|"))) == "```python"
+    assert len([line for line in lines if line.startswith("![")]) == 1
 
 
 def table_after(text: str, head: str) -> list[list[str]]:

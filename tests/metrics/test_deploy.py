@@ -134,7 +134,7 @@ def test_rules_have_a_summary_and_a_remedy() -> None:
     assert len({rule["alert"] for rule in RULES}) == len(RULES) >= 10
     for rule in RULES:
         assert rule["labels"]["severity"] in {"critical", "warning", "info"}
-        assert set(rule["annotations"]) == {"summary", "remedy"}
+        assert set(rule["annotations"]) == {"summary", "remedy", "runbook_url"}
 
 
 def test_panels_do_not_overlap() -> None:
