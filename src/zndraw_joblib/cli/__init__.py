@@ -50,7 +50,7 @@ COMMANDS = {
     "webhooks": ("webhooks:app", "List the webhooks of a room, or change one."),
     "tasks": ("tasks:app", "List tasks, newest first, or change several."),
     "token": ("server.commands:token", "Create, list and revoke the tokens of a server."),
-    "db": ("server.commands:db", "Upgrade the database, or check its version or counts."),
+    "db": ("server.commands:db", "Upgrade, copy or check the database."),
 }
 
 

@@ -25,7 +25,7 @@ token = typer.Typer(
     invoke_without_command=True,
 )
 db = typer.Typer(
-    help="Upgrade the database, or check its version or counts.",
+    help="Upgrade, copy or check the database.",
     callback=show_help_without_command,
     invoke_without_command=True,
 )
@@ -80,6 +80,13 @@ CreateDatabase = Annotated[
     typer.Option(
         "--create-database", help="Create the database in the working directory if it does not exist."
     ),
+]
+CopySource = Annotated[
+    str, typer.Option("--from", metavar="URL", help="The database to copy, which no server uses.")
+]
+CopyTarget = Annotated[str, typer.Option("--to", metavar="URL", help="The empty database to write to.")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Check both databases and count rows; write nothing.")
 ]
 Repair = Annotated[bool, typer.Option("--repair", help="Correct wrong counts.")]
 Host = Annotated[str, typer.Option("--host", metavar="ADDRESS", help="The address to listen on.")]
@@ -299,6 +306,18 @@ def check_counts(*, repair: Repair = False, database_url: DatabaseUrl = None) ->
     with needs_server():
         from zndraw_joblib.cli.server import database  # noqa: PLC0415 - see above
     database.check_counts(database_url, repair=repair)
+
+
+@db.command("copy")
+def copy_database(*, source: CopySource, target: CopyTarget, dry_run: DryRun = False) -> None:
+    """Copy the queue to another database.
+
+    It may be of the other kind. Ids, tokens and results stay as they are. Stop the servers before. After an
+    interruption, run the command again: it continues. At the end it compares all rows.
+    """
+    with needs_server():
+        from zndraw_joblib.cli.server import database_copy  # noqa: PLC0415 - see above
+    database_copy.copy(source, target, is_dry_run=dry_run)
 
 
 @db.command("current")

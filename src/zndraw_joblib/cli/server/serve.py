@@ -32,11 +32,15 @@ _SUFFIX = "-server"
 _MAX_OWNER_BYTES = 300
 # On Windows no other process can read locked bytes, so the lock is on a byte after the text.
 _LOCKED_BYTE = 1 << 20
+_ANOTHER_DATABASE = (
+    ", or name another database with --database-url: another file, or postgresql://user:password@host/name "
+    "for several servers"
+)
 _TAKEN = frozenset({errno.EACCES, errno.EAGAIN, errno.EDEADLK})
 
 
 @contextmanager
-def only_server(database: Path | None, url: str) -> Iterator[None]:
+def only_server(database: Path | None, url: str, remedy: str = _ANOTHER_DATABASE) -> Iterator[None]:
     """Hold the lock of an SQLite file for the server at `url`; do nothing for any other database.
 
     Raises `CommandError` while another server process holds the lock. On a file system without locks, it
@@ -48,7 +52,7 @@ def only_server(database: Path | None, url: str) -> Iterator[None]:
     file = database.resolve()
     descriptor = os.open(f"{file}{_SUFFIX}", os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        _take(descriptor, file)
+        _take(descriptor, file, remedy)
         os.ftruncate(descriptor, 0)
         os.write(descriptor, f"process {os.getpid()}, {url}".encode()[:_MAX_OWNER_BYTES])
         yield
@@ -56,7 +60,7 @@ def only_server(database: Path | None, url: str) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _take(descriptor: int, file: Path) -> None:
+def _take(descriptor: int, file: Path, remedy: str) -> None:
     try:
         _lock(descriptor)
     except OSError as error:
@@ -67,8 +71,7 @@ def _take(descriptor: int, file: Path) -> None:
         owner = os.read(descriptor, _MAX_OWNER_BYTES).decode(errors="replace").strip()
         raise CommandError(
             f"The SQLite file {file} is in use by another server ({owner or 'starting'}). SQLite allows one "
-            "server process. Stop that server, or name another database with --database-url: another file, "
-            "or postgresql://user:password@host/name for several servers"
+            f"server process. Stop that server{remedy}"
         ) from error
 
 

@@ -96,6 +96,11 @@ class EngineDatabase(SessionDatabase):
         await self._engine.dispose()
 
 
+def database_engine(url: str, limits: Limits) -> AsyncEngine:
+    """Return the engine of a database of the server. Raises `InvalidDatabaseUrl`."""
+    return _limited_engine(_parse(url), limits)
+
+
 def _limited_engine(url: URL, limits: Limits) -> AsyncEngine:
     if url.get_backend_name() == "sqlite":
         return open_engine(url.render_as_string(hide_password=False))

@@ -28,6 +28,8 @@ from zndraw_joblib.server.db.tables import IdempotencyKey, RuntimeSetting
 from zndraw_joblib.wire.problems import ServiceUnavailable
 
 VERSION_TABLE = "joblib_alembic_version"
+# The version of a database to which not all rows are copied yet.
+UNFINISHED = "unfinished-copy"
 _ALEMBIC = threading.Lock()
 # The runtime setting that names the release which made the newest change of the schema.
 _UPGRADED_BY = "upgraded_by"
@@ -134,6 +136,11 @@ def _check(connection: Connection) -> str | None:
     revision = _current(connection)
     if revision is None or revision in versions():
         return revision
+    if revision == UNFINISHED:
+        raise OutdatedSchema(
+            "The database is a copy that has not ended. Run 'zndraw-joblib db copy' again with the same "
+            "URLs: it continues"
+        )
     writer = connection.execute(select(_settings.c.value).where(_settings.c.name == _UPGRADED_BY)).scalar()
     release = f"zndraw-joblib {writer}" if writer else "A newer zndraw-joblib"
     raise OutdatedSchema(
