@@ -48,7 +48,7 @@ COMMANDS = {
     "limits": ("limits:app", "List the limits that jobs share, or change one."),
     "schedules": ("schedules:app", "List the schedules of a room, or change one."),
     "webhooks": ("webhooks:app", "List the webhooks of a room, or change one."),
-    "tasks": ("tasks:app", "List tasks, newest first, or change several."),
+    "tasks": ("task_files:app", "List tasks, newest first, or change several."),
     "token": ("server.commands:token", "Create, list and revoke the tokens of a server."),
     "db": ("server.commands:db", "Upgrade, copy or check the database."),
 }

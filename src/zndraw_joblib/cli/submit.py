@@ -194,7 +194,7 @@ def checked_file(path: str, encode_line: EncodeLine) -> Iterator[CheckedFile]:
     count = invalid = 0
     faults: list[str] = []
     with tempfile.TemporaryFile() as bodies:
-        with nullcontext(sys.stdin.buffer) if path == STDIN else _open(path) as source:
+        with nullcontext(sys.stdin.buffer) if path == STDIN else open_file(path) as source:
             for number, line in _lines(source):
                 count += 1
                 try:
@@ -213,11 +213,12 @@ def checked_file(path: str, encode_line: EncodeLine) -> Iterator[CheckedFile]:
         yield CheckedFile(name, count, bodies)
 
 
-def _open(path: str) -> IO[bytes]:
+def open_file(path: str) -> IO[bytes]:
+    """Open a file of lines. Raises `UsageError`."""
     try:
         return open(path, "rb")
     except OSError as error:
-        raise UsageError(f"--from {path!r} cannot be read: {error.strerror}. Pass a file, or -") from error
+        raise UsageError(f"The file {path!r} cannot be read: {error.strerror}. Pass a file, or -") from error
 
 
 def _lines(source: IO[bytes]) -> Iterator[tuple[int, bytes]]:
