@@ -103,12 +103,13 @@ async def advance(joblib: JobLib, seconds: float, *, keeps_workers: bool = False
     joblib.sweeper.absence.skip(seconds)
     if keeps_workers:
         await runtime.write(rules_sweep.keep_alive, alive_since)
-    while await runtime.write(rules_sweep.enqueue_due) == rules_sweep.TASKS_PER_BATCH:
-        pass
-    await joblib.schedules.submit_due()
+    # First of all: workers that wait in a claim send signs of life.
     cycle = await joblib.sweeper.cycle()
     if cycle.is_held_back or cycle.held_users:
         cycle = await joblib.sweeper.cycle()
+    while await runtime.write(rules_sweep.enqueue_due) == rules_sweep.TASKS_PER_BATCH:
+        pass
+    await joblib.schedules.submit_due()
     joblib.wake_loops()
     await runtime.recheck.run()
     logger.warning("The test clock is %g s ahead (advanced by %g s): %s", clock.ahead_seconds, seconds, cycle)
