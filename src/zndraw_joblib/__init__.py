@@ -150,6 +150,7 @@ _MODULES = {
     "client.job_client": ("ProviderResult", "ReadResult"),
     "worker.folders": ("FileContent", "Folder", "FolderListing", "share_folder"),
     "worker.manager": ("ClaimedTask", "JobManager"),
+    "worker.serving": ("JobWorker",),
     "cli.server.script": ("serve",),
     "server.realtime.publisher": ("emit",),
     "testing.result_backends": ("check_result_backend",),

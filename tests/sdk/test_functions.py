@@ -11,7 +11,9 @@ from pydantic import BaseModel
 
 from sdk.function_jobs import later, refuse, scale, where
 from sdk.jobs import Add
+from sdk.live import TOKEN, LiveServer
 from zndraw_joblib.client.connection import Connection
+from zndraw_joblib.client.queue import Queue
 from zndraw_joblib.client.submits import NewTask
 from zndraw_joblib.jobs.loading import load_extensions
 from zndraw_joblib.wire import operations as ops
@@ -20,7 +22,7 @@ from zndraw_joblib.wire.problems import InvalidPayload
 from zndraw_joblib.wire.statuses import TaskStatus
 from zndraw_joblib.worker.manager import JobManager
 from zndraw_joblib.worker.rest import RestApi
-from zndraw_joblib.worker.serving import Runner
+from zndraw_joblib.worker.serving import JobWorker, Runner
 
 Make = Callable[..., JobManager]
 
@@ -48,6 +50,21 @@ def test_functions_run_in_threads_in_processes_and_on_an_event_loop(
     assert found[1].progress.message == "here"
     thread = "zndraw-joblib-async" if executor == "thread" else "MainThread"
     assert found[2].result == ["hi", thread, ids[2]]
+
+
+def test_a_worker_needs_no_function_that_calls_its_jobs(
+    server: LiveServer, room: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It calls a `run` with or without `task`, and functions. Its own connection is closed at the end."""
+    monkeypatch.setenv("ZNDRAW_JOBLIB_URL", server.url)
+    monkeypatch.setenv("ZNDRAW_JOBLIB_TOKEN", TOKEN)
+    with JobWorker(context=lambda: 4, long_poll=1) as worker, Queue(room=room) as queue:
+        for job in (where, Add):
+            worker.register(job, room=room)
+        place, total = [queue.submit(task, room=room).result(timeout=60) for task in (where.task(), Add(a=1))]
+    assert (place["vis"], total) == (4, 1)
+    with pytest.raises(RuntimeError, match="closed"):
+        worker.submit(Add(a=1), room=room)
 
 
 def test_a_job_sets_its_room_and_its_policy(worker: Make, api: Connection, room: str) -> None:

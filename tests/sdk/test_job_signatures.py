@@ -12,7 +12,7 @@ import pytest
 from pydantic import BaseModel, Field, ValidationError
 
 from sdk.function_jobs import later, refuse, scale, where
-from zndraw_joblib import Extension, JobFunction, JobPolicy, TaskContext, job
+from zndraw_joblib import Extension, JobFunction, JobPolicy, RetryOn, TaskContext, job
 from zndraw_joblib.wire.problems import InvalidRoomId
 
 
@@ -108,11 +108,8 @@ def test_tasks_take_the_arguments_of_the_function() -> None:
     for wrong, error in (
         (scale.task, r"scale\.task\(\): missing a required argument: 'value'"),
         (lambda: scale.task(1, fctor=2), r"scale\.task\(\): got an unexpected keyword argument 'fctor'"),
-        (
-            lambda: job(max_attempts=4),
-            r"^@job has no option 'max_attempts'\. Pass policy=JobPolicy\(max_attempts=…\)$",
-        ),
-        (lambda: job(categry="a"), r"^@job has no option 'categry'\. Its options are name, category, "),
+        (lambda: job(max_atempts=4), r"^@job has no 'max_atempts' \(did you mean 'max_attempts'\?\)$"),  # type: ignore[call-overload]
+        (lambda: job(categry="a"), r"^@job has no 'categry' \(did you mean 'category'\?\)$"),  # type: ignore[call-overload]
         (lambda: where.task(task=None), r"where\.task\(\): got an unexpected keyword argument 'task'"),
     ):
         with pytest.raises(TypeError, match=error):
@@ -184,4 +181,11 @@ def test_wrong_options_are_refused() -> None:
         job(room="a@b")
     with pytest.raises(TypeError, match="policy"):
         job(policy={"max_attempts": 3})  # type: ignore[call-overload]
+    with pytest.raises(ValueError, match="max_attempts: Input should be greater than"):
+        job(max_attempts=0)
+    with pytest.raises(TypeError, match=r"^@job: max_attempts is in the policy and a keyword: say it once$"):
+        job(policy=JobPolicy(max_attempts=3), max_attempts=2)
     assert job(policy=JobPolicy())(plain).policy == JobPolicy(without_workers="queue")
+    policy = job(policy=JobPolicy(max_attempts=3), timeout_seconds=5)(plain).policy
+    assert policy == JobPolicy(max_attempts=3, timeout_seconds=5, without_workers="queue")
+    assert set(policy.retry_on) == set(RetryOn)

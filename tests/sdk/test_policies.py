@@ -15,14 +15,13 @@ from sdk.jobs import Add, Picky
 from zndraw_joblib.client import calls
 from zndraw_joblib.client.connection import Connection
 from zndraw_joblib.client.queue import TaskHandle
-from zndraw_joblib.jobs.extensions import NonRetryable, Retry
+from zndraw_joblib.jobs.extensions import NonRetryable, PolicyOptions, Retry
 from zndraw_joblib.server.process.settings import JobLibSettings
 from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.messages import JobResponse
 from zndraw_joblib.wire.policy import Backoff, JobPolicy, RetryOn
 from zndraw_joblib.wire.statuses import TaskStatus
 from zndraw_joblib.worker.manager import Executor, JobManager
-from zndraw_joblib.worker.registrations import PolicyOptions
 from zndraw_joblib.worker.rest import RestApi
 from zndraw_joblib.worker.tasks import ClaimedTask
 

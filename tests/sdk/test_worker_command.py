@@ -150,28 +150,14 @@ class Choosy(Work):
 """
 
 
-@pytest.mark.parametrize(
-    ("options", "reasons"),
-    [
-        (["--max-attempts", "3"], set(RetryOn)),
-        (["--max-attempts", "1"], {"worker_lost"}),
-        ([], {"worker_lost"}),
-    ],
-)
-def test_several_attempts_alone_are_attempts_after_errors(  # noqa: PLR0917 - fixtures
-    start: Start,
-    worker: Make,
-    room: str,
-    api: Connection,
-    tmp_path: Path,
-    options: list[str],
-    reasons: set[str],
+def test_several_attempts_alone_are_attempts_after_errors(
+    start: Start, worker: Make, room: str, api: Connection, tmp_path: Path
 ) -> None:
     """Unless the class says when it is retried."""
     (tmp_path / "work.py").write_text(JOBS + CHOOSY)
-    start(*options)
+    start("--max-attempts", "3")
     wait_until(lambda: worker().jobs(room).total == 2)
-    for name, expected in (("Work", reasons), ("Choosy", {"worker_lost"})):
+    for name, expected in (("Work", set(RetryOn)), ("Choosy", {"worker_lost"})):
         job = RestApi(api).send(ops.GET_JOB, room_id=room, name=f"{room}:analysis:{name}")
         assert set(job.retry_on) == expected
         assert job.without_workers == WithoutWorkers.QUEUE

@@ -30,7 +30,7 @@ from zndraw_joblib.client.connection import DEFAULT_URL, ServerAccess
 from zndraw_joblib.client.job_client import JobClient
 from zndraw_joblib.client.rest import TaskRest
 from zndraw_joblib.client.retry import is_unreachable
-from zndraw_joblib.jobs.extensions import job_room_of
+from zndraw_joblib.jobs.extensions import PolicyOptions, job_room_of, policy_of
 from zndraw_joblib.jobs.loading import CannotLoad, load_context, load_executor, load_extensions, location_of
 from zndraw_joblib.jobs.logs import LogConfig, LogFormat, LogThreshold
 from zndraw_joblib.wire import operations as ops
@@ -44,7 +44,6 @@ from zndraw_joblib.worker.engines import ENGINES, engine_function
 from zndraw_joblib.worker.folders import Folder, share_folder
 from zndraw_joblib.worker.launchers import NAME_VARIABLE
 from zndraw_joblib.worker.manager import DEFAULT_PREFETCH, EXECUTORS, JobManager, check_cancel_grace
-from zndraw_joblib.worker.registrations import PolicyOptions, policy_of
 from zndraw_joblib.worker.reloading import CannotWatch, folders_of, import_watchfiles
 from zndraw_joblib.worker.remote import ExecutorUnavailable
 from zndraw_joblib.worker.serving import ProcessConfig, RunOptions, serve, serve_processes

@@ -2,14 +2,24 @@
 
 import inspect
 from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypedDict
 
-from pydantic import BaseModel, model_validator
+from pydantic import BaseModel, ValidationError, model_validator
 
+from zndraw_joblib.jobs.failures import describe_errors
 from zndraw_joblib.jobs.outputs import take_outputs
-from zndraw_joblib.wire.names import DEFAULT_CATEGORY, GLOBAL, JobName
-from zndraw_joblib.wire.policy import YEAR_SECONDS
+from zndraw_joblib.wire.names import DEFAULT_CATEGORY, GLOBAL, JobName, unknown_text
+from zndraw_joblib.wire.policy import (
+    YEAR_SECONDS,
+    Backoff,
+    JobLimit,
+    JobPolicy,
+    Keep,
+    RetryOn,
+    WithoutWorkers,
+)
 
 _JOB_METHODS = ("model_json_schema", "model_validate")
 
@@ -84,6 +94,48 @@ def job_name_of(cls: type[Any], room: str) -> JobName:
 def job_room_of(cls: type[Any]) -> str:
     """Return the room of a job where neither its registration nor a submit names one."""
     return str(getattr(cls, "job_room", GLOBAL))
+
+
+class PolicyOptions(TypedDict, total=False):
+    """The fields of a `JobPolicy`, as keywords; the server keeps the value of a field that is not given."""
+
+    max_attempts: int
+    retry_on: Iterable[RetryOn | str]
+    non_retryable: Iterable[type[BaseException] | str]
+    backoff: Backoff
+    max_crashes: int
+    timeout_seconds: float | None
+    expected_seconds: float | None
+    start_timeout_seconds: float
+    max_in_flight: int | None
+    max_pending: int | None
+    max_pending_per_room: int | None
+    limits: Iterable[JobLimit | Mapping[str, Any]]
+    priority: int
+    without_workers: WithoutWorkers | str | None
+    keep: Keep | Mapping[str, Any] | None
+    requires: Mapping[str, Any]
+
+
+def policy_of(options: PolicyOptions, what: str = "The policy of register()") -> JobPolicy:
+    """Return the policy in which only these fields are set. Raises TypeError, ValueError."""
+    # A batch is part of the code: `@job(batch=…)`, or `job_batch` of a class.
+    known = [name for name in JobPolicy.model_fields if name != "batch"]
+    unknown = set(options) - set(known)
+    if unknown:
+        raise TypeError(unknown_text(what, unknown, known))
+    try:
+        return JobPolicy.model_validate(options)
+    except ValidationError as error:
+        raise ValueError(describe_errors(error)) from None
+
+
+def class_policy(cls: type[Any], options: JobPolicy) -> JobPolicy:
+    """Return the fields that the class sets in its `policy`, with those of `options` over them."""
+    own = getattr(cls, "policy", None)
+    if not isinstance(own, JobPolicy):
+        return options
+    return own.model_copy(update={name: getattr(options, name) for name in options.model_fields_set})
 
 
 def _fault_of(value: object) -> str | None:

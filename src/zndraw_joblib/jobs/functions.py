@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import NoneType, SimpleNamespace, UnionType
 from typing import (
@@ -15,6 +15,7 @@ from typing import (
     Protocol,
     TypeVar,
     Union,
+    Unpack,
     get_args,
     get_origin,
     get_type_hints,
@@ -26,11 +27,11 @@ from pydantic.errors import PydanticUserError
 from pydantic.fields import FieldInfo
 
 from zndraw_joblib.jobs.batches import Batch, BatchExtension, check_batch, check_no_generator
-from zndraw_joblib.jobs.extensions import Category, Extension
+from zndraw_joblib.jobs.extensions import Category, Extension, PolicyOptions, policy_of
 from zndraw_joblib.jobs.failures import describe_errors
 from zndraw_joblib.jobs.outputs import has_output, with_outputs
 from zndraw_joblib.jobs.task_context import TaskContext
-from zndraw_joblib.wire.names import DEFAULT_CATEGORY, GLOBAL, is_name, validate_room_id
+from zndraw_joblib.wire.names import DEFAULT_CATEGORY, GLOBAL, is_name, unknown_text, validate_room_id
 from zndraw_joblib.wire.policy import JobPolicy, WithoutWorkers
 from zndraw_joblib.wire.schedules import ScheduleTimes
 
@@ -365,6 +366,7 @@ def job(
     room: str = ...,
     schedule: ScheduleTimes | str | None = ...,
     batch: None = ...,
+    **options: Unpack[PolicyOptions],
 ) -> JobDecorator: ...
 @overload
 def job(
@@ -375,6 +377,7 @@ def job(
     room: str = ...,
     schedule: ScheduleTimes | str | None = ...,
     batch: Batch,
+    **options: Unpack[PolicyOptions],
 ) -> BatchDecorator: ...
 def job(  # noqa: PLR0913 - the options of a job
     function: Any = None,
@@ -386,7 +389,7 @@ def job(  # noqa: PLR0913 - the options of a job
     room: str = GLOBAL,
     schedule: ScheduleTimes | str | None = None,
     batch: Batch | None = None,
-    **unknown: Any,
+    **options: Unpack[PolicyOptions],
 ) -> Any:
     """Make a function or a coroutine function a job, wherever an `Extension` class is one.
 
@@ -396,19 +399,18 @@ def job(  # noqa: PLR0913 - the options of a job
     `TaskContext` gets the running task, and one named `vis` what the worker's ``--context`` returns.
 
     `name` is the last part of the job's full name, by default the function's; `policy` and `room` hold where
-    the registration gives no others. Unless `policy` sets `without_workers`, tasks wait while no worker
-    serves the job. `schedule`, a cron expression or a `ScheduleTimes`, submits tasks of it in the job's room.
-    A call still calls the function; `area.task(width=3)` is a task of it, to submit. Raises TypeError for a
-    function that cannot be a job; it names the parameter and the remedy.
+    the registration gives no others. The fields of a policy may be keywords too, as
+    ``max_attempts=3``. Unless the policy sets `without_workers`, tasks wait while no worker serves the job.
+    `schedule`, a cron expression or a `ScheduleTimes`, submits tasks of it in the job's room. A call still
+    calls the function; `area.task(width=3)` is a task of it, to submit. Raises TypeError for a function that
+    cannot be a job; it names the parameter and the remedy.
 
     With `batch` one call runs several tasks: each parameter is a list with a value of each task, or one list
     of a pydantic model, whose fields are those of the payload; `list[TaskContext]` gets the running tasks.
     The function returns a list with one result, or one exception, for each task.
     """
-    if unknown:
-        raise TypeError(_unknown_options(unknown))
     attributes: dict[str, Any] = {"category": _checked_category(category), "job_room": validate_room_id(room)}
-    attributes["policy"] = queuing(_checked_policy(policy or JobPolicy()))
+    attributes["policy"] = queuing(_policy_with(policy or JobPolicy(), options))
 
     def decorate(function: Any) -> Any:
         _check_function(function)
@@ -429,15 +431,6 @@ def _job_or_batch(function: Any, name: str, batch: Batch | None) -> Any:
     check_batch(batch, cls)
     cls.job_batch = batch
     return cls
-
-
-def _unknown_options(unknown: Collection[str]) -> str:
-    """Return what is wrong with options of `job`, and which ones belong to the policy."""
-    names = ", ".join(map(repr, sorted(unknown)))
-    policy = ", ".join(f"{name}=…" for name in sorted(unknown) if name in JobPolicy.model_fields)
-    known = "name, category, policy, room, schedule, batch"
-    remedy = f"Pass policy=JobPolicy({policy})" if policy else f"Its options are {known}"
-    return f"@job has no option {names}. {remedy}"
 
 
 def _check_function(function: Any) -> None:
@@ -502,10 +495,17 @@ def queuing(policy: JobPolicy) -> JobPolicy:
     return policy.model_copy(update={"without_workers": WithoutWorkers.QUEUE})
 
 
-def _checked_policy(policy: JobPolicy) -> JobPolicy:
+def _policy_with(policy: JobPolicy, options: PolicyOptions) -> JobPolicy:
+    """Return a policy with more fields set."""
     if not isinstance(policy, JobPolicy):
         raise TypeError(f"@job: policy must be a JobPolicy, not {policy!r:.100}")
-    return policy
+    known = [*JobPolicy.model_fields, "name", "category", "policy", "room", "schedule"]
+    if unknown := set(options) - set(known):
+        raise TypeError(unknown_text("@job", unknown, known))
+    fields = policy_of(options, "@job")
+    if twice := sorted(fields.model_fields_set & policy.model_fields_set):
+        raise TypeError(f"@job: {twice[0]} is in the policy and a keyword: say it once")
+    return policy.model_copy(update={name: getattr(fields, name) for name in fields.model_fields_set})
 
 
 def _checked_schedule(schedule: ScheduleTimes | str, job: str) -> ScheduleTimes:

@@ -13,6 +13,7 @@ from uuid import UUID
 
 from fastapi import FastAPI
 
+from zndraw_joblib.jobs.extensions import PolicyOptions
 from zndraw_joblib.server.admin import rules_searches
 from zndraw_joblib.server.background.sweeper import Sweeper
 from zndraw_joblib.server.db import schema
@@ -30,7 +31,6 @@ from zndraw_joblib.wire.messages import SubmitOptions, SweeperCycle, TaskRespons
 from zndraw_joblib.wire.names import parse_job_name
 from zndraw_joblib.wire.operators import TaskFilter
 from zndraw_joblib.wire.progress import MAX_LOG_LINES
-from zndraw_joblib.worker.registrations import PolicyOptions
 
 
 def make_database(path: Path) -> None:

@@ -10,7 +10,7 @@ from uuid import UUID
 
 from fastapi import FastAPI
 
-from zndraw_joblib.jobs.extensions import job_name_of, job_room_of
+from zndraw_joblib.jobs.extensions import PolicyOptions, class_policy, job_name_of, job_room_of, policy_of
 from zndraw_joblib.jobs.failures import error_text
 from zndraw_joblib.jobs.results import Content
 from zndraw_joblib.jobs.run import Outcome
@@ -29,7 +29,7 @@ from zndraw_joblib.wire.messages import TaskClaimRequest, TaskResponse, TaskUpda
 from zndraw_joblib.wire.names import INTERNAL, JobName
 from zndraw_joblib.wire.problems import ProblemException
 from zndraw_joblib.wire.statuses import TaskStatus
-from zndraw_joblib.worker.registrations import JobRegistration, PolicyOptions, class_policy, policy_of
+from zndraw_joblib.worker.registrations import JobRegistration
 from zndraw_joblib.worker.reporter import TaskReports
 from zndraw_joblib.worker.tasks import ClaimedTask, prepared
 

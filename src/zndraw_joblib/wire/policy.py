@@ -271,7 +271,7 @@ class JobPolicy(CheckedKeywords, RequestBody):
 
     - `max_attempts`: how many attempts of a task may fail or exceed `timeout_seconds`; with 1 there is no
       retry, also not after a lost worker.
-    - `retry_on`: the reasons after which a task is tried again.
+    - `retry_on`: the reasons after which a task is tried again; by default all of them.
     - `non_retryable`: the names of exceptions, plain or qualified, after which a task is not tried again, as
       after exceptions of their subclasses.
     - `max_crashes`: a task fails when it has lost this many workers. They are counted apart from failures:
@@ -295,7 +295,7 @@ class JobPolicy(CheckedKeywords, RequestBody):
     """
 
     max_attempts: Attempts = 1
-    retry_on: RetryReasons = (RetryOn.WORKER_LOST,)
+    retry_on: RetryReasons = tuple(sorted(RetryOn))
     non_retryable: Annotated[
         tuple[ErrorType, ...], Field(max_length=100, fail_fast=True), AfterValidator(_sorted_names)
     ] = ()

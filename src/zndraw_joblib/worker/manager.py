@@ -15,7 +15,14 @@ from zndraw_joblib.client.connection import ApiManager
 from zndraw_joblib.client.job_client import JobClient
 from zndraw_joblib.client.retry import SendAttempts, describe, retry
 from zndraw_joblib.jobs.batches import batch_of
-from zndraw_joblib.jobs.extensions import check_job, job_name_of, job_room_of
+from zndraw_joblib.jobs.extensions import (
+    PolicyOptions,
+    check_job,
+    class_policy,
+    job_name_of,
+    job_room_of,
+    policy_of,
+)
 from zndraw_joblib.jobs.forks import check_not_forked
 from zndraw_joblib.jobs.results import can_encode
 from zndraw_joblib.jobs.traces import RUN_SPANS, RunSpans
@@ -23,13 +30,7 @@ from zndraw_joblib.wire.messages import MAX_BATCH, MAX_TASK_TOKEN_SECONDS, Heart
 from zndraw_joblib.wire.names import GLOBAL, parse_job_name
 from zndraw_joblib.wire.policy import JobPolicy
 from zndraw_joblib.worker.allocations import UNLIMITED, Allocation
-from zndraw_joblib.worker.registrations import (
-    JobRegistration,
-    PolicyOptions,
-    ProviderRegistration,
-    class_policy,
-    policy_of,
-)
+from zndraw_joblib.worker.registrations import JobRegistration, ProviderRegistration
 from zndraw_joblib.worker.remote import ExecutorSource, RemoteExecutor
 from zndraw_joblib.worker.rest import RestApi
 from zndraw_joblib.worker.session import Session, SessionConfig, stop_signals

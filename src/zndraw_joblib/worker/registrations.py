@@ -3,10 +3,10 @@
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypedDict, TypeVar
+from typing import Any, TypeVar
 from uuid import UUID
 
 from zndraw_joblib.client.calls import validated
@@ -21,8 +21,7 @@ from zndraw_joblib.wire.messages import (
     WorkerInfo,
     WorkerResponse,
 )
-from zndraw_joblib.wire.names import unknown_text
-from zndraw_joblib.wire.policy import Backoff, JobLimit, JobPolicy, Keep, RetryOn, WithoutWorkers
+from zndraw_joblib.wire.policy import JobPolicy
 from zndraw_joblib.wire.problems import WorkerNotFound
 from zndraw_joblib.wire.providers import ProviderRegisterRequest, ProviderResponse
 from zndraw_joblib.worker.reports import LiveReports
@@ -35,45 +34,6 @@ Response = TypeVar("Response")
 
 _LEAVE_SECONDS = 5.0
 _HEARTBEATS_PER_INFO = 20
-
-
-class PolicyOptions(TypedDict, total=False):
-    """The fields of a `JobPolicy`, as keywords; the server keeps the value of a field that is not given."""
-
-    max_attempts: int
-    retry_on: Iterable[RetryOn | str]
-    non_retryable: Iterable[type[BaseException] | str]
-    backoff: Backoff
-    max_crashes: int
-    timeout_seconds: float | None
-    expected_seconds: float | None
-    start_timeout_seconds: float
-    max_in_flight: int | None
-    max_pending: int | None
-    max_pending_per_room: int | None
-    limits: Iterable[JobLimit | Mapping[str, Any]]
-    priority: int
-    without_workers: WithoutWorkers | str | None
-    keep: Keep | Mapping[str, Any] | None
-    requires: Mapping[str, Any]
-
-
-def policy_of(options: PolicyOptions) -> JobPolicy:
-    """Return the policy in which only these fields are set. Raises TypeError, ValueError."""
-    # A batch is part of the code: `@job(batch=…)`, or `job_batch` of a class.
-    known = [name for name in JobPolicy.model_fields if name != "batch"]
-    unknown = set(options) - set(known)
-    if unknown:
-        raise TypeError(unknown_text("The policy of register()", unknown, known))
-    return validated(JobPolicy, options)
-
-
-def class_policy(cls: type[Any], options: JobPolicy) -> JobPolicy:
-    """Return the fields that the class sets in its `policy`, with those of `options` over them."""
-    own = getattr(cls, "policy", None)
-    if not isinstance(own, JobPolicy):
-        return options
-    return own.model_copy(update={name: getattr(options, name) for name in options.model_fields_set})
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
-from zndraw_joblib.client.connection import ApiManager, connect
+from zndraw_joblib.client.connection import ApiManager, Connection, connect, find_access
+from zndraw_joblib.jobs.extensions import PolicyOptions, class_policy, policy_of
 from zndraw_joblib.jobs.loading import (
     CannotLoad,
     load_context,
@@ -24,11 +25,10 @@ from zndraw_joblib.jobs.loading import (
 from zndraw_joblib.jobs.logs import LogConfig
 from zndraw_joblib.jobs.task_context import call_run
 from zndraw_joblib.jobs.traces import RunSpans
-from zndraw_joblib.wire.policy import RetryOn, WithoutWorkers
+from zndraw_joblib.wire.policy import WithoutWorkers
 from zndraw_joblib.wire.problems import ProblemException
 from zndraw_joblib.worker.allocations import Allocation
 from zndraw_joblib.worker.manager import Executor, JobManager
-from zndraw_joblib.worker.registrations import PolicyOptions, class_policy, policy_of
 from zndraw_joblib.worker.reloading import while_watching
 from zndraw_joblib.worker.remote import ExecutorSource, ExecutorUnavailable
 from zndraw_joblib.worker.supervisor import ChildExit, Next, Parent, Supervisor
@@ -43,14 +43,22 @@ DRAIN_SECONDS = 10.0
 
 
 class RunOptions(TypedDict, total=False):
-    """How a `JobManager` runs tasks."""
+    """The options of a `JobManager` but for `execute`."""
 
+    tsio: Any
+    heartbeat_interval: float | None
+    polling_interval: float
+    long_poll: float
     concurrency: int
     prefetch: int
     executor: Executor | ExecutorSource
+    read_concurrency: int
+    max_tasks: int | None
     capture_output: bool
     run_spans: RunSpans
     name: str | None
+    max_unreachable_seconds: float | None
+    max_startup_retries: int | None
     cancel_grace: float
     allocation: Allocation
     labels: Mapping[str, Any]
@@ -71,12 +79,12 @@ def serve(  # noqa: PLR0913 - the options of the command
 
     They are jobs of `room`, by default each of its `job_room`.
     `context` returns the `vis` of each task's `run`; it is called with the task if it takes an argument.
-    `policy` sets fields of the policies of all jobs; several attempts alone mean after any failure, unless a
-    class sets its `retry_on`. Tasks wait while no worker serves a job, unless `without_workers` is set.
+    `policy` sets fields of the policies of all jobs. Tasks wait while no worker serves a job, unless
+    `without_workers` is set.
     `on_start` is called after the registration. `parent` may drain the worker for its replacement.
     `options` are those of `JobManager`. A refusal of the server at registration is raised.
     """
-    with JobManager(api, execute=Runner(context), **options) as manager:
+    with JobWorker(api, context=context, **options) as manager:
 
         def register() -> None:
             if parent is not None:
@@ -90,14 +98,10 @@ def serve(  # noqa: PLR0913 - the options of the command
 
 
 def _completed(cls: type[Any], policy: PolicyOptions) -> PolicyOptions:
-    """Return the options with what the command asks for where neither they nor the class say it."""
-    are_set = class_policy(cls, policy_of(policy)).model_fields_set
-    options: PolicyOptions = (
-        {"without_workers": WithoutWorkers.QUEUE} if "without_workers" not in are_set else {}
-    )
-    if policy.get("max_attempts", 1) > 1 and "retry_on" not in are_set:
-        options["retry_on"] = list(RetryOn)
-    return {**policy, **options}
+    """Return the options; tasks wait for a worker unless they or the class say what becomes of them."""
+    if "without_workers" in class_policy(cls, policy_of(policy)).model_fields_set:
+        return policy
+    return {**policy, "without_workers": WithoutWorkers.QUEUE}
 
 
 class Runner:
@@ -124,6 +128,34 @@ def _takes_argument(function: Callable[..., Any]) -> bool:
     except (TypeError, ValueError):  # a builtin may have no signature
         return False
     return True
+
+
+class JobWorker(JobManager):
+    """A worker that calls the `run` of each task's job, or its function, and reports what that returns.
+
+    `context` returns the `vis` of each `run`; it is called with the task if it takes an argument. Without
+    `api` the worker has a connection of its own, with the URL and the token that `Queue` uses, and closes it
+    at the end of its `with` block. `options` are those of `JobManager`, which hands each task to an `execute`
+    of yours instead.
+    """
+
+    def __init__(
+        self,
+        api: ApiManager | None = None,
+        *,
+        context: Callable[..., Any] | None = None,
+        **options: Unpack[RunOptions],
+    ) -> None:
+        self._own: Connection | None = None
+        if api is None:
+            access = find_access(None, None)
+            api = self._own = connect(access.url, access.token)
+        super().__init__(api, execute=Runner(context), **options)
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        if self._own is not None:
+            self._own.close()
 
 
 @dataclass(frozen=True, slots=True)

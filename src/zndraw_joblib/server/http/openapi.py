@@ -166,7 +166,7 @@ _SCHEMA = {
 }
 _POLICY = {
     "max_attempts": 3,
-    "retry_on": ["worker_lost"],
+    "retry_on": ["error", "timeout", "worker_lost"],
     "non_retryable": ["ValueError"],
     "backoff": {"base_seconds": 1.0, "factor": 2.0, "cap_seconds": 60.0, "jitter": 0.0},
     "max_crashes": 3,

@@ -2765,7 +2765,7 @@ export interface components {
             max_attempts: number;
             /**
              * Retry On
-             * @description Default: `["worker_lost"]`.
+             * @description Default: `["error", "timeout", "worker_lost"]`.
              */
             retry_on: components["schemas"]["RetryOn"][];
             /**
@@ -2913,7 +2913,7 @@ export interface components {
             max_attempts?: number;
             /**
              * Retry On
-             * @description Default: `["worker_lost"]`.
+             * @description Default: `["error", "timeout", "worker_lost"]`.
              */
             retry_on?: components["schemas"]["RetryOn"][];
             /**
@@ -2983,7 +2983,7 @@ export interface components {
             max_attempts?: number;
             /**
              * Retry On
-             * @description Default: `["worker_lost"]`.
+             * @description Default: `["error", "timeout", "worker_lost"]`.
              */
             retry_on?: components["schemas"]["RetryOn"][];
             /**
@@ -3066,7 +3066,7 @@ export interface components {
             max_attempts: number;
             /**
              * Retry On
-             * @description Default: `["worker_lost"]`.
+             * @description Default: `["error", "timeout", "worker_lost"]`.
              */
             retry_on: components["schemas"]["RetryOn"][];
             /**
@@ -8882,6 +8882,8 @@ export interface operations {
                      *       ],
                      *       "max_attempts": 3,
                      *       "retry_on": [
+                     *         "error",
+                     *         "timeout",
                      *         "worker_lost"
                      *       ],
                      *       "non_retryable": [
