@@ -12,7 +12,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from zndraw_joblib import Category, JobPolicy, RetryOn, TaskContext, job
+from zndraw_joblib import Category, TaskContext, job
 
 
 @job
@@ -21,7 +21,7 @@ def area(width: float, height: float = 1.0) -> float:
     return width * height
 
 
-@job(category=Category.ANALYSIS, policy=JobPolicy(timeout_seconds=60))
+@job(category=Category.ANALYSIS, timeout_seconds=60)
 def estimate_pi(task: TaskContext, samples: Annotated[int, Field(ge=1, le=10_000_000)] = 10_000) -> float:
     """Estimate pi from random points in a square.
 
@@ -33,7 +33,7 @@ def estimate_pi(task: TaskContext, samples: Annotated[int, Field(ge=1, le=10_000
     return 4 * inside / samples
 
 
-@job(name="ask", policy=JobPolicy(max_attempts=3, retry_on=(RetryOn.ERROR,)))
+@job(name="ask", max_attempts=3, retry_on=["error"])
 async def ask_service(seconds: Annotated[float, Field(ge=0, le=60)] = 1.0) -> str:
     """Wait on the event loop, as for the answer of another service; the job's name is `ask`."""
     await asyncio.sleep(seconds)
