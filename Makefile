@@ -36,7 +36,7 @@ CODE := src tests alembic benchmarks chaos examples sitegen generate
 USABLE := import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-all pythons setup peers check format bench guard chaos coverage docs engines fuzz slurm generate mutants run vendor clean
+.PHONY: help demo test test-slow test-all pythons setup peers check format bench guard chaos coverage docs engines fuzz s3 slurm generate mutants run vendor clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -65,6 +65,9 @@ endif
 
 test-slow: $(READY) $(PEERS) ## run the slow tests: kills, restarts, crowds, long model runs
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow $(ARGS)
+
+s3: $(READY) .venv-s3/.ready ## run the tests of the store in a bucket, with moto in an environment of its own
+	$(BIN)/python -m pytest -m "not benchmark" tests/task_results/test_s3.py $(ARGS)
 
 slurm: $(READY) .slurm/.ready ## run the tests with a real Slurm, of Debian's packages, which are unpacked in .slurm
 	$(BIN)/python -m pytest -m "not benchmark" tests/slurm $(ARGS)
@@ -201,6 +204,12 @@ endef
 
 $(addsuffix /node_modules/.ready,$(JS) $(TYPES) $(OIDC)): %/node_modules/.ready: %/package.json | $(READY)
 	$(NPM_INSTALL)
+	@touch $@
+
+# moto needs older versions of libraries than the tests.
+.venv-s3/.ready: tests/task_results/requirements-s3.txt | $(READY)
+	$(BIN)/python -m venv --clear $(@D)
+	$(@D)/bin/python -m pip install -q -r $<
 	@touch $@
 
 .slurm/.ready: tests/slurm/unpack.sh

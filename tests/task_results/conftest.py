@@ -22,6 +22,7 @@ def store_settings(
     if backend == "redis":
         settings.redis_url = request.getfixturevalue("valkey_url")
         settings.redis_prefix = f"results-{tmp_path.name}"
+    settings.task_result_bucket = "s3://results"
     settings.task_result_directory = tmp_path / "results"
     settings.task_result_backend = backend  # type: ignore[assignment]
     settings.max_task_result_bytes = 4 * 1024 * 1024

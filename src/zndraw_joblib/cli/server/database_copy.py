@@ -19,7 +19,7 @@ _NOTE_SECONDS = 10.0
 _UPGRADE = "Run 'zndraw-joblib db upgrade --database-url URL' for it"
 _RESULTS = (
     "The content of some results is not in the database: give the servers of the copy the same "
-    "task_result_backend, and keep its files."
+    "task_result_backend, and keep its files or bucket."
 )
 
 

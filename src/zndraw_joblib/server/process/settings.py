@@ -166,8 +166,9 @@ class JobLibSettings(CheckedKeywords, BaseSettings):
     result_backend: Literal["auto", "memory", "database", "redis"] = "auto"
     max_result_bytes: Annotated[int, Field(ge=1, le=512 * MIB)] = 64 * MIB
     max_cached_bytes: Annotated[int, Field(ge=1)] = 256 * MIB
-    task_result_backend: Literal["auto", "database", "memory", "files", "redis"] = "auto"
+    task_result_backend: Literal["auto", "database", "memory", "files", "redis", "s3"] = "auto"
     task_result_directory: Path | None = None
+    task_result_bucket: Annotated[str, Field(pattern=r"^s3://[^/?#@]+(/[^?#@]*)?$")] | None = None
     max_task_result_bytes: Annotated[int, Field(ge=1, le=512 * MIB)] = 256 * MIB
     max_stored_result_bytes: Annotated[int, Field(ge=1)] = 10 * 1024 * MIB
     upload_timeout_seconds: Seconds = 60
@@ -226,6 +227,11 @@ class JobLibSettings(CheckedKeywords, BaseSettings):
             raise ValueError(
                 "task_result_backend is 'files', which needs task_result_directory: set "
                 "ZNDRAW_JOBLIB_TASK_RESULT_DIRECTORY"
+            )
+        if self.task_result_backend == "s3" and self.task_result_bucket is None:
+            raise ValueError(
+                "task_result_backend is 's3', which needs task_result_bucket, like s3://bucket/prefix: set "
+                "ZNDRAW_JOBLIB_TASK_RESULT_BUCKET"
             )
         return self
 

@@ -331,6 +331,10 @@ def _select_content_store(runtime: Runtime) -> ContentStore:
         return MemoryResults(_NO_LIMIT, max_values=_NO_LIMIT)
     if kind == "files" and settings.task_result_directory is not None:
         return FileStore(settings.task_result_directory)
+    if kind == "s3" and settings.task_result_bucket is not None:
+        from zndraw_joblib.server.results.s3 import S3Store  # noqa: PLC0415 - it needs an extra
+
+        return S3Store(settings.task_result_bucket)
     if kind == "redis" and settings.redis_url is not None:
         return _redis(settings, f"{settings.redis_prefix}:tasks", lambda: _NO_LIMIT)
     return DatabaseResults(runtime, evicts=False)
