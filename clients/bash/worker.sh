@@ -37,8 +37,7 @@ run() {
   [ -z "$log" ] || report "$1" "$2" "\"log\":{\"first\":1,\"lines\":[{\"at\":\"$(date -u +%FT%TZ)\",\"text\":$log}]}"
   for ((; n <= ${steps:-0}; n++)); do report "$1" "$2" "\"progress\":{\"current\":$n,\"total\":$steps}"; done
   sleep "$(field seconds "$3" | grep . || echo 0)"
-  result=",\"result\":$value"
-  if [ -n "$size" ]; then
+  result=",\"result\":$value"; if [ -n "$size" ]; then
     result=''; head -c "$size" /dev/zero | tr '\0' x >"$DIR/result"
     send PUT "/tasks/$1/result?attempt=$2" '' -T "$DIR/result" -H 'Content-Type: application/octet-stream'
   fi
@@ -48,8 +47,7 @@ run() {
     *) echo "\"status\":\"failed\",\"error\":$error" ;;
   esac >"$DIR/end"
 }
-trap 'STOPPED=1' TERM INT
-register
+trap 'STOPPED=1' TERM INT; register
 while [ -z "$STOPPED" ]; do
   began=$SECONDS; send POST /tasks/claim "{\"worker_id\":\"$WORKER\"}" -H 'Prefer: wait=5'
   case $STATUS$BODY in
@@ -60,11 +58,10 @@ while [ -z "$STOPPED" ]; do
     *) echo "cannot claim: $BODY" >&2; exit 1 ;;
   esac
   task=$(text id "${BODY%%\"job_name\"*}") attempt=$(field attempt "${BODY##*\"queue_position\"}")
-  report "$task" "$attempt" '"status":"running"'; rm -f "$DIR/stop" "$DIR/end"
-  [ "${STATUS%% *}" = 200 ] || continue
+  rm -f "$DIR/stop" "$DIR/end"; report "$task" "$attempt" '"status":"running"'; [ "${STATUS%% *}" = 200 ] || continue
   run "$task" "$attempt" "$payload" & job=$!; beat "$task" "$attempt" "$job" & beats=$!
   while kill -0 "$job"; do wait "$job"; done 2>/dev/null
-  kill -- "-$beats" 2>/dev/null; wait "$beats" 2>/dev/null
+  { kill -- "-$beats"; wait "$beats"; } 2>/dev/null
   [ -e "$DIR/stop" ] || report "$task" "$attempt" "$(cat "$DIR/end" || echo '"status":"failed","error":"it crashed"')"
 done
 send DELETE "/workers/$WORKER" ''; rm -rf "$DIR"

@@ -33,7 +33,7 @@ class Run:
     """Plays scenarios during a `with` block, with a server of its own; `patience` multiplies all times."""
 
     def __init__(self, folder: Path, patience: float = 1.0, *, database_url: str | None = None) -> None:
-        self._folder, self._patience, self._database_url = folder, patience, database_url
+        self._folder, self.patience, self._database_url = folder, patience, database_url
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -52,7 +52,7 @@ class Run:
     def play(self, scenario: Scenario, command: Sequence[str]) -> Result:
         """Play a scenario with a new process of this command. Raises `CannotStart`."""
         worker = WorkerProcess(list(command), self._folder / "worker.log", self._proxy.url, self._token)
-        return self._play(scenario, Stage(self._server, self._proxy, worker, self._patience))
+        return self._play(scenario, Stage(self._server, self._proxy, worker, self.patience))
 
     def _play(self, scenario: Scenario, stage: Stage) -> Result:
         began = time.monotonic()
@@ -63,7 +63,7 @@ class Run:
                 step.play(stage)
             stage.check_always()
         except Deviation as error:
-            did, requests, output = f"it {error}", stage.show(), stage.worker.output
+            did, requests, output = str(error), stage.show(), stage.worker.output
         except httpx.HTTPStatusError as error:
             did, requests = f"the server refused a request of the kit: {error.response.text}", stage.show()
         finally:

@@ -10,6 +10,7 @@ from zndraw_joblib.testing.conformance.steps import (
     Ends,
     Exits,
     Heartbeats,
+    Idle,
     KillServer,
     Lose,
     Lost,
@@ -165,8 +166,8 @@ SCENARIOS = (
             Lose("claim", "answer"),
             Submit("task", {"value": 7}),
             Lost(),
-            Ends("task", result=7, within=25),
             RepeatsClaim(),
+            Ends("task", result=7, within=25),
         ),
     ),
     Scenario(
@@ -228,6 +229,12 @@ SCENARIOS = (
             Submit("next", {"value": 15}),
             Ends("next", result=15),
         ),
+    ),
+    Scenario(
+        "idle",
+        _MINIMAL,
+        "Without a task, wait on the server with `Prefer: wait=N`, or pause between claims.",
+        (Idle(3), Submit("task", {"value": 22}), Ends("task", result=22)),
     ),
     Scenario(
         "drain",

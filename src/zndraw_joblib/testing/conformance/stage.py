@@ -31,6 +31,8 @@ _IDLE_RATE, _IDLE_START = 5, 20
 _MOST_EQUAL_REFUSALS = 3
 _REFUSED = frozenset({400, 403, 405, 413, 415, 422})
 _SHOWN = 12
+# How often to look whether the worker still runs.
+_LOOK_SECONDS = 0.5
 
 
 class Deviation(Exception):
@@ -113,11 +115,17 @@ class Stage:
             names = [answer.get("full_name") for answer in answers if isinstance(answer, dict)]
             return names.count(JOB) >= times
 
-        if not self.wait_until(is_registered, seconds):
+        until = time.monotonic() + seconds * self.patience
+        while not self.proxy.wait_for(is_registered, _LOOK_SECONDS):
             code = self.worker.wait(0)
-            ended = "" if code is None else f"; it has exited with code {code}"
-            again = "again " if times > 1 else ""
-            raise Deviation(f"did not register {JOB} {again}within {seconds * self.patience:g} s{ended}")
+            if code is not None or time.monotonic() > until:
+                again = "again " if times > 1 else ""
+                how = (
+                    f"within {seconds * self.patience:g} s"
+                    if code is None
+                    else f"and has exited with code {code}"
+                )
+                raise Deviation(f"it did not register {JOB} {again}{how}")
 
     def wait_until(self, condition: Any, seconds: float) -> Any:
         """Wait for a condition on the exchanges; return its value."""
@@ -160,7 +168,7 @@ class Stage:
         for exchange in exchanges:
             if exchange.status in _REFUSED and exchange.operation != "other":
                 detail = exchange.answer.get("detail") if isinstance(exchange.answer, dict) else ""
-                raise Deviation(f"sent a request that is not valid: {exchange}: {detail}")
+                raise Deviation(f"it sent a request that is not valid: {exchange}: {detail}")
         self._check_fencing(exchanges)
         self._check_refusals(exchanges)
         tasks = sum(len(exchange.claimed) for exchange in exchanges)
@@ -168,7 +176,7 @@ class Stage:
         most = _IDLE_START + 10 * tasks + _IDLE_RATE * seconds
         if len(exchanges) > most:
             raise Deviation(
-                f"sent {len(exchanges)} requests in {seconds:.1f} s for {tasks} tasks; wait on the server "
+                f"it sent {len(exchanges)} requests in {seconds:.1f} s for {tasks} tasks; wait on the server "
                 "with 'Prefer: wait=N', and pause before a repeat"
             )
 
@@ -179,10 +187,10 @@ class Stage:
                 claimed.setdefault(task["id"], set()).add(task["attempt"])
             for report in exchange.reports:
                 if report.attempt is None:
-                    raise Deviation(f"sent a report without the attempt of its claim: {exchange}")
+                    raise Deviation(f"it sent a report without the attempt of its claim: {exchange}")
                 if report.attempt not in claimed.get(report.task_id, ()):
                     raise Deviation(
-                        f"reported attempt {report.attempt}, which it had not claimed: {exchange}"
+                        f"it reported attempt {report.attempt}, which it had not claimed: {exchange}"
                     )
 
     def _check_refusals(self, exchanges: list[Exchange]) -> None:
@@ -195,6 +203,6 @@ class Stage:
         for (task_id, status, _), times in refused.items():
             if times > _MOST_EQUAL_REFUSALS:
                 raise Deviation(
-                    f"repeated the report {status!r} of task {task_id}, which the server had refused with "
+                    f"it repeated the report {status!r} of task {task_id}, which the server had refused with "
                     f"409 or 404, {times} times"
                 )

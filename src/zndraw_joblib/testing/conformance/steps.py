@@ -95,7 +95,7 @@ class Ends(Step):
 
 @dataclass(frozen=True)
 class Waits(Step):
-    """The task is back in its queue, for its next attempt."""
+    """The task is back in its queue after its first attempt."""
 
     name: str
     within: float = 15
@@ -103,9 +103,9 @@ class Waits(Step):
     def play(self, stage: Stage) -> None:
         """Wait for it."""
         until = time.monotonic() + self.within * stage.patience
-        while (task := stage.get_task(self.name))["status"] != "pending":
+        while (task := stage.get_task(self.name))["status"] != "pending" or not task["attempts"]:
             if task["status"] in TERMINAL or time.monotonic() > until:
-                raise Deviation(f"task {self.name!r} is {_described(task)}, and should be pending")
+                raise Deviation(f"task {self.name!r} is {_described(task)}, and should wait for a retry")
             time.sleep(0.05)
 
 
@@ -119,7 +119,7 @@ class Settles(Step):
         """Read it."""
         if (task := stage.get_task(self.name))["status"] not in {"completed", "pending"}:
             raise Deviation(
-                f"has left task {self.name!r} {_described(task)}; it should be completed or pending"
+                f"it has left task {self.name!r} {_described(task)}; it should be completed or pending"
             )
 
 
@@ -203,25 +203,30 @@ class Lost(Step):
     def play(self, stage: Stage) -> None:
         """Wait for them."""
         if not stage.wait_until(lambda _: not any(fault.left for fault in stage.faults), self.within):
-            missing = [f"{fault.on!r}" for fault in stage.faults if fault.left]
-            raise Deviation(
-                f"sent no request {' or '.join(missing)} within {self.within * stage.patience:g} s"
-            )
+            missing = [
+                f"{one.on!r} {one.times - one.left} of {one.times} times" for one in stage.faults if one.left
+            ]
+            raise Deviation(f"it sent {' and '.join(missing)} within {self.within * stage.patience:g} s")
 
 
 @dataclass(frozen=True)
 class RepeatsClaim(Step):
     """The claim whose answer was lost is repeated with the same `claim_id` or `Idempotency-Key`."""
 
+    within: float = 15
+
     def play(self, stage: Stage) -> None:
         """Compare the claims."""
-        claims = [exchange for exchange in stage.proxy.exchanges if exchange.operation == "claim"]
-        lost = next(index for index, claim in enumerate(claims) if claim.fate == "answer lost")
-        key = _claim_key(claims[lost])
-        if key is None:
-            raise Deviation(f"sent a claim without claim_id and Idempotency-Key: {claims[lost]}")
-        if key not in map(_claim_key, claims[lost + 1 :]):
-            raise Deviation(f"did not repeat the claim whose answer was lost with its key {key}")
+
+        def is_repeated(exchanges: list[Exchange]) -> bool:
+            keys = [_claim_key(exchange) for exchange in exchanges if exchange.operation == "claim"]
+            return key in keys[keys.index(key) + 1 :]
+
+        lost = next(exchange for exchange in stage.proxy.exchanges if exchange.fate == "answer lost")
+        if (key := _claim_key(lost)) is None:
+            raise Deviation(f"it sent a claim without claim_id and Idempotency-Key: {lost}")
+        if not stage.wait_until(is_repeated, self.within):
+            raise Deviation(f"it did not repeat the claim whose answer was lost with its key {key}")
 
 
 @dataclass(frozen=True)
@@ -237,7 +242,7 @@ class Heartbeats(Step):
         named = sum(_names(exchange, stage.tasks[self.name]) for exchange in sent)
         if named < self.least:
             raise Deviation(
-                f"sent {len(sent)} heartbeats, {named} with task {self.name!r} and its attempt; at least "
+                f"it sent {len(sent)} heartbeats, {named} with task {self.name!r} and its attempt; at least "
                 f"{self.least} should have them"
             )
 
@@ -275,6 +280,25 @@ class StartServer(Step):
         time.sleep(self.after)
         stage.server.start()
         stage.proxy.target = stage.server.port
+
+
+@dataclass(frozen=True)
+class Idle(Step):
+    """For so many seconds there is no task. The worker sends at most `rate` requests a second."""
+
+    seconds: float
+    rate: float = 4
+
+    def play(self, stage: Stage) -> None:
+        """Count the requests."""
+        before = len(stage.proxy.exchanges)
+        time.sleep(self.seconds)
+        sent = len(stage.proxy.exchanges) - before
+        if sent > self.rate * self.seconds:
+            raise Deviation(
+                f"it sent {sent} requests in {self.seconds:g} s without a task, and should wait on the "
+                "server with 'Prefer: wait=N', or pause"
+            )
 
 
 @dataclass(frozen=True)
@@ -317,11 +341,11 @@ class Exits(Step):
         """Wait for it."""
         code = stage.worker.wait(self.within * stage.patience)
         if code is None:
-            raise Deviation(f"still runs {self.within * stage.patience:g} s later")
+            raise Deviation(f"it still runs {self.within * stage.patience:g} s later")
         if self.only_zero and code != 0:
-            raise Deviation(f"has exited with code {code}, not 0")
+            raise Deviation(f"it has exited with code {code}, not 0")
         if left := stage.server.request("GET", "/workers")["items"]:
-            raise Deviation(f"has exited without removing its worker (DELETE /workers/{left[0]['id']})")
+            raise Deviation(f"it has exited without removing its worker (DELETE /workers/{left[0]['id']})")
 
 
 def _claim_key(exchange: Exchange) -> str | None:
