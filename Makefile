@@ -9,6 +9,7 @@ TYPES := tests/typescript
 OIDC := tests/oidc
 CLIENTS := .venv-clients
 ENGINES := .venv-engines
+EXECUTORLIB := .venv-executorlib
 PEERS := $(OLD)/.ready $(CLIENTS)/.ready $(foreach each,$(JS) $(BROWSER) $(TYPES) $(OIDC),$(each)/node_modules/.ready)
 # What runs with the oldest and newest versions of the libraries, and the fast part, which other Pythons run.
 FAST := $(addprefix tests/,host/test_host_submit.py http/test_host_dependencies.py http/test_http_tasks.py \
@@ -109,8 +110,10 @@ coverage: $(READY) ## measure which lines and branches the tests of ARGS=fast ru
 	$(BIN)/python -m pytest --cov --cov-report= $(ON_EDIT) $(ARGS)
 	$(BIN)/python -m coverage report --skip-covered --show-missing
 
-engines: $(ENGINES)/.ready ## run tasks on real clusters of Dask, Ray and Parsl, with kills; they are large, in an environment of their own
-	$(ENGINES)/bin/python -m pytest -W default -m "" tests/engines $(ARGS)
+ON_ENGINES := bin/python $(if $(filter bench,$(ARGS)),-m benchmarks.engines,-m pytest -W default -m "" tests/engines $(ARGS))
+engines: $(ENGINES)/.ready $(EXECUTORLIB)/.ready ## run tasks on real Dask, Ray, Parsl and executorlib, with kills, 5 minutes; ARGS=bench measures them
+	$(ENGINES)/$(ON_ENGINES)
+	$(EXECUTORLIB)/$(ON_ENGINES)
 
 mutants: $(READY) ## change the rules one place at a time, and list what no test notices; ARGS=batcher, or ARGS='claims "*7"'
 	$(BIN)/python -m pip install -q -c requirements/dev.txt -r requirements/mutants.txt
@@ -186,6 +189,13 @@ $(addprefix .venv-,$(addsuffix /.ready,$(PYTHONS))): pyproject.toml requirements
 $(ENGINES)/.ready: pyproject.toml requirements/dev.txt requirements/tests.in | $(READY)
 	$(BIN)/python -m venv --clear $(@D)
 	$(@D)/bin/python -m pip install -q -c requirements/dev.txt $(TESTED) -e ".[dask,parsl,ray]"
+	@touch $@
+
+# An environment of its own: executorlib takes no pyzmq as new as the pinned one.
+$(EXECUTORLIB)/.ready: pyproject.toml requirements/dev.txt requirements/tests.in | $(READY)
+	$(BIN)/python -m venv --clear $(@D)
+	grep -v '^pyzmq==' requirements/dev.txt > $(@D)/constraints.txt
+	$(@D)/bin/python -m pip install -q -c $(@D)/constraints.txt $(TESTED) -e ".[executorlib]"
 	@touch $@
 
 # Version 0.1.7 of this package has the same import name, and the generator of clients needs an older Typer:

@@ -1,6 +1,6 @@
 """Tasks on real clusters of other engines on this machine: many of them, kills, and cancellations.
 
-`make engines` runs them in an environment that has the engines.
+`make engines` runs them in environments that have the engines.
 """
 
 import os

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
+from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -16,8 +18,11 @@ from sdk.live import TOKEN, LiveServer
 from sdk.remote_jobs import pool, remote_killer, remote_later, remote_parent, remote_square, remote_wait
 from sdk.test_cancelled_coroutines import end_elsewhere
 from sdk.test_live_reports import texts
+from zndraw_joblib.cli.display import UsageError
+from zndraw_joblib.cli.worker import _executor
 from zndraw_joblib.client.connection import Connection
 from zndraw_joblib.wire.statuses import TaskStatus
+from zndraw_joblib.worker.engines import ENGINES
 from zndraw_joblib.worker.manager import JobManager
 from zndraw_joblib.worker.remote import ExecutorUnavailable
 from zndraw_joblib.worker.serving import Runner
@@ -124,6 +129,17 @@ def test_a_cancelled_task_that_waits_in_the_executor_never_begins(
         (tmp_path / "go").touch()
         assert [manager.wait_for(tasks[index], 60).result for index in (0, 2)] == ["a", "c"]
     assert not (tmp_path / "b-began").exists()
+
+
+def test_an_engine_that_is_not_installed_is_named_with_its_extra() -> None:
+    """The command says what to install; the package has an extra of this name."""
+    extras = metadata.metadata("zndraw-joblib").get_all("Provides-Extra")
+    missing = [name for name, module in ENGINES.items() if find_spec(module) is None]
+    assert missing or find_spec("ray")
+    for name in missing:
+        assert name in extras
+        with pytest.raises(UsageError, match=rf"{name} is not installed here.*'zndraw-joblib\[{name}\]'"):
+            _executor(name, {})
 
 
 @pytest.mark.processes

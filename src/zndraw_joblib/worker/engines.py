@@ -11,11 +11,16 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 from abc import abstractmethod
 from collections.abc import Callable
-from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future
+from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, wait
+from contextlib import suppress
+from functools import partial
 from importlib.util import find_spec
+from math import inf
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 from zndraw_joblib.client.retry import describe
@@ -23,7 +28,7 @@ from zndraw_joblib.client.retry import describe
 log = logging.getLogger(__name__)
 
 # The function of an engine, and the module that it imports.
-ENGINES = {"dask": "distributed", "ray": "ray", "parsl": "parsl"}
+ENGINES = {"dask": "distributed", "ray": "ray", "parsl": "parsl", "executorlib": "executorlib"}
 
 
 def engine_function(name: str) -> str:
@@ -299,3 +304,166 @@ class ParslExecutor(EngineExecutor):
 
     def _close(self) -> None:
         self._kernel.cleanup()
+
+
+# How long a process of executorlib may take to start, and how often one with a call is looked at.
+_START_SECONDS = 120.0
+_LOOK_SECONDS = 1.0
+_CLOSE_SECONDS = 5.0
+
+
+def executorlib() -> Executor:
+    """Return an executor of executorlib on this machine, with a process for each processor."""
+    return ExecutorlibExecutor(os.cpu_count() or 1)
+
+
+def _single_node(**resources: Any) -> Executor:
+    from executorlib import SingleNodeExecutor  # noqa: PLC0415 - it is optional
+
+    # With more than one process executorlib gives a call whose process ended to another one.
+    executor: Executor = SingleNodeExecutor(
+        max_workers=1,
+        block_allocation=True,
+        disable_dependencies=True,
+        hostname_localhost=True,
+        resource_dict=resources,
+    )
+    return executor
+
+
+class ExecutorlibExecutor(EngineExecutor):
+    """Calls functions in processes of executorlib, each of which runs one call at a time.
+
+    `make` returns an executor of executorlib with one process, such as its `SlurmJobExecutor`; without it
+    `resources` are those of a `SingleNodeExecutor`, such as `cores`. A process that has ended is replaced.
+    """
+
+    def __init__(self, processes: int, make: Callable[[], Executor] | None = None, **resources: Any) -> None:
+        super().__init__()
+        self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        self._processes = [_Process(make or partial(_single_node, **resources)) for _ in range(processes)]
+        self._threads = [
+            threading.Thread(
+                target=self._serve, args=(process,), name="zndraw-joblib-executorlib", daemon=True
+            )
+            for process in self._processes
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _send(
+        self, future: "Future[Any]", fn: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> Callable[[], object]:
+        self._calls.put((future, partial(fn, *args, **kwargs)))
+        # One that waits was forgotten with its future, and executorlib cannot end one that runs.
+        return lambda: None
+
+    def _serve(self, process: "_Process") -> None:
+        while (call := self._calls.get()) is not None:
+            future, function = call
+            with self._lock:
+                is_open = self._open is not None and future in self._open
+            if not is_open:
+                continue
+            try:
+                self._end(future, process.run(function))
+            except BaseException as error:
+                self._end(future, error=error)
+
+    def _close(self) -> None:
+        for process in self._processes:
+            self._calls.put(None)
+            process.end()
+        until = time.monotonic() + _CLOSE_SECONDS
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
+
+
+class _Process:
+    """A process of executorlib. `_pid` is its id, 0 if it is no child of this one, and None until it runs."""
+
+    def __init__(self, make: Callable[[], Executor]) -> None:
+        self._make = make
+        self._lock = threading.Lock()
+        self._executor: Executor | None = None
+        self._pid: int | None = None
+        self._is_over = False
+
+    def run(self, function: Callable[[], Any]) -> Any:
+        """Run a call, in another process if the last one has ended. Raises what it raises."""
+        if _has_ended(self._pid):
+            self._leave()
+        executor = self._executor or self._start()
+        try:
+            return self._result(executor, function)
+        except BaseException:
+            self._leave()
+            raise
+
+    def _start(self) -> Executor:
+        try:
+            with self._lock:
+                if self._is_over:
+                    raise RuntimeError("The executor is shut down")
+                self._executor = executor = self._make()
+            self._pid = self._result(executor, partial(_begin, os.getpid()), _START_SECONDS)
+            if self._is_over:
+                raise RuntimeError("The executor is shut down")
+        except BaseException as error:
+            self._leave()
+            raise BrokenExecutor(f"No process of executorlib starts: {describe(error)}") from error
+        return executor
+
+    def _result(self, executor: Executor, function: Callable[[], Any], seconds: float = inf) -> Any:
+        """Return the result of a call. executorlib waits for ever for a process that ended before it."""
+        answer = executor.submit(_call, function, (), {})
+        until = time.monotonic() + seconds
+        while not wait([answer], _LOOK_SECONDS).done and time.monotonic() < until:
+            if _has_ended(self._pid):
+                # executorlib itself notices the end of a process in a call within a second.
+                wait([answer], 2 * _LOOK_SECONDS)
+                break
+        if not answer.done():
+            raise ChildProcessError(f"the process {self._pid or ''} of executorlib does not answer")
+        return answer.result()
+
+    def _leave(self) -> None:
+        """End the process, also in a call. executorlib itself ends it only between two calls."""
+        with self._lock:
+            executor, self._executor, pid, self._pid = self._executor, None, self._pid, None
+        if executor is not None:
+            executor.shutdown(wait=False, cancel_futures=True)
+        if pid and not _has_ended(pid):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+
+    def end(self) -> None:
+        """End the process. One that starts ends as soon as it has started."""
+        with self._lock:
+            self._is_over = True
+            is_starting = self._executor is not None and self._pid is None
+        if not is_starting:
+            self._leave()
+
+
+def _begin(worker: int) -> int:
+    """Let this process end with its parent. Return its id if that is the worker, otherwise 0."""
+    parent = os.getppid()
+
+    def follow() -> None:
+        while os.getppid() == parent:
+            time.sleep(_LOOK_SECONDS)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=follow, daemon=True).start()
+    return os.getpid() if parent == worker else 0
+
+
+def _has_ended(pid: int | None) -> bool:
+    """Return whether a child of this process has ended; its exit status is left to executorlib."""
+    if not pid:
+        return False
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return True
