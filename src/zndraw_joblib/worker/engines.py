@@ -142,9 +142,9 @@ def dask() -> Executor:
 class DaskExecutor(EngineExecutor):
     """Calls functions on a Dask cluster; `options` are those of `Client.submit`, such as `resources`.
 
-    Client.get_executor() is not used: a future of it never ends if its result is lost with the worker process
-    that has it, and the second run of the call fails. The client, and the cluster if it is given, are closed
-    with this object.
+    Client.get_executor() is not used: if a process is killed after a call and before its result was fetched,
+    Dask runs the call again, and if that fails, the future may never end; with Dask 2026.8 one of 16 did not.
+    The client, and the cluster if it is given, are closed with this object.
     """
 
     def __init__(self, client: Any, cluster: Any = None, **options: Any) -> None:
