@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from types import SimpleNamespace
 from typing import Any, ClassVar
+from uuid import UUID
 
 import httpx
 import pytest
@@ -32,6 +33,7 @@ from zndraw_joblib import (
     register_internal_jobs,
     register_internal_providers,
 )
+from zndraw_joblib.wire.providers import request_hash
 
 Sessions = async_sessionmaker[AsyncSession]
 UPLOADER = "uploader"
@@ -67,6 +69,7 @@ class Executor:
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, str, str]] = []
+        self.uploads = 0
         self.client: httpx.AsyncClient | None = None
         self.gate = asyncio.Event()
         self.gate.set()
@@ -88,6 +91,7 @@ class Executor:
         url = f"{V1}/providers/{provider_id}/results"
         response = await self.client.post(url, content=content, headers=headers)
         assert response.status_code == 204, response.text
+        self.uploads += 1
 
 
 class Refusing(InMemoryBroker):
@@ -154,6 +158,7 @@ async def run_host(
     broker: AsyncBroker,
     executor: Executor,
     classes: Sequence[type[Any]] = (Frame,),
+    worker_token: Any = worker_token,
     **settings: Any,
 ) -> AsyncIterator[Host]:
     """Run a host with internal providers."""
@@ -244,6 +249,64 @@ async def test_requests_reach_the_executor_once(
             assert response.headers["content-type"].startswith("text/plain")
         assert (await read(ada, FRAME, "elsewhere", wait=0, index=1)).text == "frame 1"
         assert executor.calls == [("Frame", '{"index":"1"}', UPLOADER)]
+
+
+@on_both
+async def test_the_token_of_a_request_uploads_its_result_and_nothing_else(
+    sessions: Sessions, executor: Executor
+) -> None:
+    """It is what an executor gets from a host that makes no tokens. After the answer it is useless."""
+    async with (
+        run_host(sessions, InMemoryBroker(), executor, worker_token=None) as host,
+        host.user("ada") as ada,
+    ):
+        provider_id = (await ada.get(f"{V1}/rooms/lab/providers/{FRAME}/info")).json()["id"]
+        executor.gate.clear()
+        waiting = [asyncio.ensure_future(read(ada, FRAME, index=index)) for index in (1, 2)]
+        await until(lambda: len(executor.calls) == 2)
+        hashes = {index: request_hash({"index": str(index)}) for index in (1, 2)}
+        url = f"{V1}/providers/{provider_id}/results"
+        async with host.user(executor.calls[0][2]) as bearer:
+            own = 1 if '"1"' in executor.calls[0][1] else 2
+            for method, path, hashed in (
+                ("POST", url, hashes[3 - own]),
+                ("POST", url, None),
+                ("POST", f"{V1}/providers/{UUID(int=1)}/results", hashes[own]),
+                ("DELETE", f"{V1}/providers/{provider_id}", hashes[own]),
+                ("GET", f"{V1}/rooms/lab/providers/{FRAME}", hashes[own]),
+                ("GET", f"{V1}/me", hashes[own]),
+                ("POST", f"{V1}/rooms/@internal/tasks/@internal:a:B", hashes[own]),
+                ("POST", f"{V1}/workers", hashes[own]),
+            ):
+                headers = {} if hashed is None else {"X-Request-Hash": hashed}
+                expect_problem(await bearer.request(method, path, headers=headers), 403, "forbidden")
+            executor.gate.set()
+            assert [(await response).text for response in waiting] == ["frame 1", "frame 2"]
+            await until(lambda: executor.uploads == 2)
+            repeat = await bearer.post(url, content=b"forged", headers={"X-Request-Hash": hashes[own]})
+            expect_problem(repeat, 401, "unauthorized")
+
+
+async def test_an_executor_of_providers_without_a_token(sessions: Sessions) -> None:
+    """Gets none, and one that takes it as a keyword gets it."""
+    calls: list[Any] = []
+
+    async def without(cls: Any, params: str, provider_id: str, request_id: str) -> None:
+        calls.append(None)
+
+    async def keyword(cls: Any, params: str, provider_id: str, request_id: str, *, token: str) -> None:
+        calls.append(token[:4])
+
+    for function in (without, keyword):
+        executor: Any = function
+        executor.client = True
+        async with (
+            run_host(sessions, InMemoryBroker(), executor, worker_token=None) as host,
+            host.user("ada") as ada,
+        ):
+            await read(ada, FRAME, wait=0, index=len(calls))
+            await until(lambda function=function: len(calls) == 1 + (function is keyword))
+    assert calls == [None, "jlt_"]
 
 
 async def test_readers_get_the_problem_that_the_executor_uploads(

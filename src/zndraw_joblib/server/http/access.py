@@ -23,7 +23,7 @@ from zndraw_joblib.server.http.identity import BearerTokens, identity_dependency
 from zndraw_joblib.server.http.requests import QUEUE, bytes_of_bodies, fresh_copy, solve
 from zndraw_joblib.server.internal.dispatcher import Dispatcher
 from zndraw_joblib.server.internal.registry import WorkerTokens
-from zndraw_joblib.server.process.ports import Identity, ResultBackend, identity_key
+from zndraw_joblib.server.process.ports import Identity, ResultBackend, UploadKey, identity_key
 from zndraw_joblib.server.process.settings import JobLibSettings
 from zndraw_joblib.server.process.shared_limit import SharedLimit
 from zndraw_joblib.server.process.waiters import CallerAccess
@@ -38,6 +38,7 @@ from zndraw_joblib.server.results.provider_requests import ProviderRequests, Upl
 from zndraw_joblib.server.results.results import TaskResults
 from zndraw_joblib.server.runtime.problem_responses import as_problem
 from zndraw_joblib.server.runtime.runtime import Runtime
+from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.names import GLOBAL, RESERVED, RESERVED_IDS, JobName, validate_room_id
 from zndraw_joblib.wire.operations import Access, ForTask, Operation
 from zndraw_joblib.wire.problems import (
@@ -114,10 +115,10 @@ def check_operates_job(caller: Identity, name: JobName) -> None:
         raise rules_transitions.outside_rooms(caller, name.room_id)
 
 
-def _has_task(request: Request) -> bool:
-    """Return whether the caller of a request has the token of a task."""
+def _has_signed_token(request: Request) -> bool:
+    """Return whether the caller of a request has the token of a task, or of a request to a provider."""
     caller = request.scope.get(CALLER)
-    return caller is not None and caller.task is not None
+    return caller is not None and caller.has_signed_token
 
 
 class RoomGuards:
@@ -163,7 +164,7 @@ class RoomGuards:
             if self._arguments[dependency] is None:
                 check_in_room(request.scope.get(CALLER), room_id)
                 return room_id
-        elif _has_task(request):
+        elif _has_signed_token(request):
             room_id = validate_room_id(room_id)
         checked = await self.check(request, dependency, room_id)
         return room_id if checked is None else checked
@@ -175,7 +176,7 @@ class RoomGuards:
         """
         result = None
         # A host's guard knows its users, not the tokens of tasks.
-        has_guards = not _has_task(request)
+        has_guards = not _has_signed_token(request)
         for guard in (self._override(request, dependency), self._arguments[dependency]):
             if guard is not None and has_guards:
                 path_params = {**request.path_params, "room_id": room_id}
@@ -327,7 +328,7 @@ class WorkerRooms:
 
     def _apply_to(self, request: Request, caller: Identity) -> bool:
         # The token of a task is checked by its task.
-        if caller.is_superuser or caller.task is not None:
+        if caller.is_superuser or caller.has_signed_token:
             return False
         return caller.rooms is not None or self._guards.has(request, verify_writable_room)
 
@@ -454,7 +455,7 @@ class QueueState(ABC):
     async def identify_socket(self, request: Request) -> Identity | None:
         """Return the caller of a socket. Raises `Forbidden` for the token of a task, which opens none."""
         identity = await self.identify(request)
-        if identity is not None and identity.task is not None:
+        if identity is not None and identity.has_signed_token:
             raise Forbidden(
                 "Not authorized: the token of a task opens no socket; follow its events over HTTP"
             )
@@ -561,6 +562,9 @@ async def permitted_caller(request: Request, operation: Operation[Any]) -> Ident
     if identity.task is not None:
         await _check_task_permits(request, identity, operation)
         return identity
+    if identity.upload is not None:
+        _check_upload(request, identity.upload, operation)
+        return identity
     # Callers without roles have the scopes of all rows but those of superusers.
     if identity.scopes is not None and not identity.scopes & operation.scopes:
         raise rules_transitions.missing_scope(identity, operation.scopes)
@@ -578,6 +582,16 @@ async def permitted_caller(request: Request, operation: Operation[Any]) -> Ident
                 "a room, or use a token that was created without `--rooms`"
             )
     return identity
+
+
+def _check_upload(request: Request, upload: UploadKey, operation: Operation[Any]) -> None:
+    """Raise `Forbidden` unless the token of a request to a provider permits an operation: its upload."""
+    about = request.path_params.get("provider_id"), request.headers.get("x-request-hash")
+    if operation is not ops.UPLOAD_PROVIDER_RESULT or about != (str(upload.provider_id), upload.request_hash):
+        raise Forbidden(
+            f"Not authorized: the token permits only the upload of the result of request "
+            f"{upload.request_hash} to provider {upload.provider_id}, with its hash in X-Request-Hash"
+        )
 
 
 async def _check_task_permits(request: Request, caller: Identity, operation: Operation[Any]) -> None:

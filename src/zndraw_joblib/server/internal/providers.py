@@ -1,8 +1,9 @@
 """Internal providers: their registration, and their requests, which a broker passes to its processes."""
 
 import asyncio
+import inspect
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -14,7 +15,7 @@ from zndraw_joblib.jobs.extensions import category_of
 from zndraw_joblib.server.background.host_functions import open_session
 from zndraw_joblib.server.db import schema
 from zndraw_joblib.server.db.host_sessions import SessionDatabase
-from zndraw_joblib.server.internal.registry import WorkerTokens, call_with_processes
+from zndraw_joblib.server.internal.registry import WorkerTokens, call_with_processes, with_token
 from zndraw_joblib.server.queue import rules_providers
 from zndraw_joblib.server.queue.rules_transitions import check_size
 from zndraw_joblib.wire.names import INTERNAL, JobName
@@ -35,7 +36,8 @@ class InternalProviderExecutor(Protocol):
 
     It reads ``provider_cls.model_validate_json(params_json)`` and uploads the result, with `token`, to
     ``POST /v1/joblib/providers/{provider_id}/results`` with the header ``X-Request-Hash: {request_id}``.
-    `token` is of `JobLib(task_token=…)` or `JobLib(worker_token=…)`, None without them.
+    `token` is of `JobLib(task_token=…)` or `JobLib(worker_token=…)`, else one that permits only this upload.
+    It may be a keyword of this name too; an executor without it gets none.
     """
 
     async def __call__(
@@ -81,7 +83,7 @@ class InternalRequests:
         call = {"params_json": params, "provider_id": str(provider_id), "request_id": request_id}
         try:
             async with asyncio.timeout(_SEND_SECONDS):
-                await task.kiq(**call, token=await self._tokens.of_provider(name))
+                await task.kiq(**call, token=await self._tokens.of_request(name, provider_id, request_id))
         except Exception as error:
             logger.warning("Did not dispatch a request to provider=%s: error=%r", name, error)
             raise ServiceUnavailable(
@@ -162,8 +164,22 @@ def _offer_of(cls: type[Any]) -> rules_providers.InternalProvider:
 
 
 def _call(cls: type[Any], executor: InternalProviderExecutor) -> Callable[..., Any]:
+    call = _with_token(executor)
+
+    # The server knows only the name of a provider, and sends each request with a token.
     async def run(params_json: str, provider_id: str, request_id: str, token: str | None = None) -> None:
-        value: Any = token
-        await executor(cls, params_json, provider_id, request_id, value)
+        await call(cls, params_json, provider_id, request_id, token)
 
     return run
+
+
+def _with_token(executor: Any) -> Callable[..., Awaitable[object]]:
+    """Return a function that calls an executor with the token if it takes it, and without it otherwise."""
+    call: Callable[..., Awaitable[object]] = with_token(executor) or executor
+    try:
+        inspect.signature(call).bind(*[None] * 5)
+    except TypeError:
+        return lambda *args: executor(*args[:-1])
+    except ValueError:
+        pass  # written in C
+    return call

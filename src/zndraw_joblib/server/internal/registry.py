@@ -46,13 +46,16 @@ class TokenRequest(NamedTuple):
 
 
 TaskToken = Callable[[TokenRequest], Awaitable[str] | str]
+# Of the token of a task and its attempt, and of the token of a request to a provider, with its hash.
 Issue = Callable[[UUID, int], Awaitable[str]]
+IssueForRequest = Callable[[UUID, str], Awaitable[str]]
 
 
 class WorkerTokens:
-    """The tokens of executors: of the host's `task_token` or `worker_token`, else the tokens of tasks.
+    """The tokens of executors: of the host's `task_token` or `worker_token`, else those of the queue.
 
-    `issue` returns the token of a claim; see `rules_task_tokens`.
+    `issue` returns the token of a claim, and `issue_for_request` that of a request to an internal provider;
+    see `rules_task_tokens`.
     """
 
     def __init__(
@@ -60,8 +63,10 @@ class WorkerTokens:
         function: WorkerToken | None = None,
         task_token: TaskToken | None = None,
         issue: Issue | None = None,
+        issue_for_request: IssueForRequest | None = None,
     ) -> None:
-        self._function, self._task_token, self._issue = function, task_token, issue
+        self._function, self._task_token = function, task_token
+        self._issue, self._issue_for_request = issue, issue_for_request
         self._has_warned = False
 
     async def of_task(self, request: TokenRequest) -> str | None:
@@ -72,10 +77,12 @@ class WorkerTokens:
             return await self._issue(request.task_id, request.attempt or 0)
         return await self.mint()
 
-    async def of_provider(self, name: JobName) -> str | None:
+    async def of_request(self, name: JobName, provider_id: UUID, request_hash: str) -> str | None:
         """Return a token for an executor of a request to a provider."""
         if self._task_token is not None:
             return await _returned("task_token", self._task_token(TokenRequest(str(name), name.room_id)))
+        if self._function is None and self._issue_for_request is not None:
+            return await self._issue_for_request(provider_id, request_hash)
         return await self.mint()
 
     async def mint(self) -> str | None:

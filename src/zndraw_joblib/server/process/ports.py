@@ -32,6 +32,13 @@ class TaskKey(NamedTuple):
     attempt: int
 
 
+class UploadKey(NamedTuple):
+    """The request to an internal provider that the token of its executor is about."""
+
+    provider_id: UUID
+    request_hash: str
+
+
 class Identity(NamedTuple):
     """The caller of a request. `id` is opaque text; equal ids mean the same caller.
 
@@ -39,8 +46,9 @@ class Identity(NamedTuple):
     those in which the caller has these rights, and `jobs` patterns like ``lab:*`` of the full names of jobs
     that it may submit and serve; None for all. A superuser with `roles` or `rooms` has only these.
 
-    The other fields are for the server: `limited` derives `scopes`, `worker` is of the token of a worker, and
-    `task` of the token of a task, which permits only the rows of `ForTask`.
+    The other fields are for the server: `limited` derives `scopes`, `worker` is of the token of a worker,
+    `task` of the token of a task, which permits only the rows of `ForTask`, and `upload` of the token of a
+    request to an internal provider, which permits only to upload its result.
     """
 
     id: str
@@ -51,6 +59,7 @@ class Identity(NamedTuple):
     scopes: Scope | None = None
     worker: WorkerGrant | None = None
     task: TaskKey | None = None
+    upload: UploadKey | None = None
 
     def limited(self) -> "Identity":
         """Return the identity with the rights of its roles and rooms, in sets that can be compared.
@@ -98,6 +107,11 @@ class Identity(NamedTuple):
         if room_id == GLOBAL and self.scopes is None:
             return self.is_superuser
         return self.is_superuser or (self.may(Scope.WORK) and self.is_in(room_id))
+
+    @property
+    def has_signed_token(self) -> bool:
+        """Whether the caller is no user, but the code that runs a task or answers a request."""
+        return self.task is not None or self.upload is not None
 
     @property
     def max_claims(self) -> int | None:

@@ -32,12 +32,27 @@ WHERE joblib_task.id = :parent AND joblib_edge.predecessor = ANY (:all_id)
     "id",
     id=UUID_TYPE,
 )
+_OWNER_OF_REQUEST = statement(
+    """
+SELECT joblib_provider.owner_id
+FROM joblib_provider JOIN joblib_provider_call ON joblib_provider_call.provider_id = joblib_provider.id
+WHERE joblib_provider.id = :id AND joblib_provider_call.request_hash = :request_hash
+""",
+    "owner_id",
+)
 
 
 async def get(tx: Transaction, task_id: UUID) -> HeldTask | None:
     """Return the state of a task; None if there is none."""
     row = (await tx.execute(_GET, {"id": task_id})).first()
     return None if row is None else HeldTask(*row)
+
+
+async def owner_of_request(tx: Transaction, provider_id: UUID, request_hash: str) -> str | None:
+    """Return the owner of a provider that has an open request; None if there is no such request."""
+    params = {"id": provider_id, "request_hash": request_hash}
+    owner_id: str | None = (await tx.execute(_OWNER_OF_REQUEST, params)).scalar()
+    return owner_id
 
 
 async def related(tx: Transaction, task_id: UUID, ids: Collection[UUID]) -> set[UUID]:

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 from uuid import UUID
 
-from zndraw_joblib.server.process.ports import Identity
+from zndraw_joblib.server.process.ports import Identity, UploadKey
 from zndraw_joblib.server.queue import rules_task_tokens
 from zndraw_joblib.wire.messages import MAX_TASK_TOKEN_SECONDS, TaskResponse
 
@@ -41,10 +41,16 @@ class TaskTokens:
         key = self._key or await self._read_key()
         return rules_task_tokens.sign(key, task_id, attempt, _expiry(MAX_TASK_TOKEN_SECONDS))
 
+    async def issue_for_request(self, provider_id: UUID, request_hash: str) -> str:
+        """Return a token of a request to an internal provider that waits in a broker, for a day too."""
+        key = self._key or await self._read_key()
+        expires_at = _expiry(MAX_TASK_TOKEN_SECONDS)
+        return rules_task_tokens.sign_upload(key, UploadKey(provider_id, request_hash), expires_at)
+
     async def identify(self, token: str) -> Identity:
         """Return the identity of the code that has a token. Raises `Unauthorized`."""
-        claim = rules_task_tokens.verify(self._key or await self._read_key(), token)
-        identity: Identity = await self._read(rules_task_tokens.holder, claim)
+        about = rules_task_tokens.verify(self._key or await self._read_key(), token)
+        identity: Identity = await self._read(rules_task_tokens.identify, about)
         return identity
 
 
