@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Annotated, Any, NamedTuple
+from uuid import uuid4
 
 import httpx
 import pytest
@@ -35,11 +36,13 @@ class Claimed(NamedTuple):
     client: httpx.AsyncClient
 
 
-async def current_user(x_id: Annotated[str, Header()] = "") -> Identity:
-    """Return the user in the header. The token of a task has none."""
+async def current_user(
+    x_id: Annotated[str, Header()] = "", x_jobs: Annotated[str | None, Header()] = None
+) -> Identity:
+    """Return the user in the header, with its patterns of jobs. The token of a task has none."""
     if not x_id:
         raise HTTPException(401, "Who are you?")
-    return Identity(x_id, x_id == "root")
+    return Identity(x_id, x_id == "root", jobs=None if x_jobs is None else x_jobs.split(","))
 
 
 async def room_guard(room_id: str, x_id: Annotated[str, Header()]) -> str:
@@ -106,6 +109,33 @@ async def test_a_token_permits_what_its_rows_say_for_its_own_task(claimed: Claim
                 request = request._replace(json=lambda _: {"progress": {"current": 1}})
             response = await send(claimed.client, f"{row.method} {row.template}", request, claimed.own)
             assert status_of(response, request) not in {401, 403}, (row.name, response.text)
+
+
+async def test_a_token_names_only_the_jobs_of_its_owner(claimed: Claimed) -> None:
+    """Also one that a heartbeat has renewed. With more patterns than a token can have, it names none."""
+    other = (await register(claimed.olga, "Other", room="lab"))["full_name"]
+    many = ",".join(f"lab:{uuid4()}:*" for _ in range(300))
+    for patterns, statuses in (
+        (f"lab:{'*' * 20},a", [202, 202]),
+        (claimed.own.job, [202, 403]),
+        (many, [403, 403]),
+    ):
+        await submit(claimed.olga, {"full_name": claimed.own.job})
+        # The worker serves its job already.
+        headers = {"X-Jobs": f"{claimed.own.job},{patterns}" if patterns == many else patterns}
+        task = await start(claimed.olga, claimed.own, headers=headers)
+        body = {"tasks": [{"id": task["id"], "attempt": task["attempt"]}], "tokens": True}
+        url = f"{V1}/workers/{claimed.own.worker_id}"
+        [verdict] = (await claimed.olga.patch(url, json=body, headers=headers)).json()["tasks"]
+        for token in (task["token"], verdict["token"]):
+            bearer = {"Authorization": f"Bearer {token}"}
+            for job, status in zip((claimed.own.job, other), statuses, strict=True):
+                url = f"{V1}/rooms/lab/tasks/{job}"
+                response = await claimed.client.post(url, json={"payload": {}}, headers=bearer)
+                assert response.status_code == status, (patterns[:50], response.text)
+                batch = {"tasks": [{"room_id": "lab", "job_name": job, "payload": {}}]}
+                response = await claimed.client.post(f"{V1}/tasks/submit", json=batch, headers=bearer)
+                assert response.json()["results"][0]["status"] == status
 
 
 async def test_the_key_of_a_request_is_that_of_its_task(claimed: Claimed) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -14,6 +15,7 @@ import pytest
 from databases import on_both
 from fastapi import FastAPI, Request
 from rest import V1
+from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 from taskiq import InMemoryBroker
 from waiting import until
@@ -219,19 +221,33 @@ async def test_an_executor_gets_the_token_of_its_task(sessions: Sessions, broker
     await register_internal_jobs(app, broker, [Double], executor, sessions)
     async with run_lifespan(app) as client:
         executor.client = client
-        task = await client.post(
-            f"{V1}/rooms/lab/tasks/{NAME}", json={"payload": {"x": 1}}, headers={"X-Id": "ann"}
-        )
-        await until(lambda: executor.calls)
-        token, child, *reports = executor.calls[-1]
+        task, (token, child, *reports) = await run_of_ann(client, executor)
         assert (token[:4], reports) == ("jlt_", [200, 200]), child.text
-        assert (child.json()["parent"], child.json()["created_by"]) == (task.json()["id"], "ann")
+        assert (child.json()["parent"], child.json()["created_by"]) == (task["id"], "ann")
+        await limit_jobs_of_ann(sessions)
+        _, (_, child, *reports) = await run_of_ann(client, executor)
+        assert (child.status_code, reports) == (403, [200, 200])
         joblib.worker_tokens._task_token = task_token
-        executor.calls.clear()
-        await client.post(f"{V1}/rooms/lab/tasks/{NAME}", json={"payload": {"x": 1}}, headers={"X-Id": "ann"})
-        await until(lambda: executor.calls)
-        assert executor.calls[0][0] == "of-the-host"
+        assert (await run_of_ann(client, executor))[1][0] == "of-the-host"
         assert (requests[0].name, requests[0].room_id, requests[0].user_id) == (NAME, "lab", "ann")
+
+
+async def run_of_ann(client: httpx.AsyncClient, executor: TokenExecutor) -> Any:
+    """Submit a task; return it, and the call of the executor."""
+    executor.calls.clear()
+    url, body = f"{V1}/rooms/lab/tasks/{NAME}", {"payload": {"x": 1}}
+    task = (await client.post(url, json=body, headers={"X-Id": "ann"})).json()
+    await until(lambda: executor.calls)
+    return task, executor.calls[-1]
+
+
+async def limit_jobs_of_ann(sessions: Sessions) -> None:
+    """Store a token as the standalone server does, with a pattern of jobs."""
+    insert = "INSERT INTO joblib_token (name, digest, created_at, jobs, is_superuser)"
+    row = {"name": "ann", "digest": "0", "at": datetime.now(UTC), "jobs": '["lab:*"]'}
+    async with sessions() as session:
+        await session.execute(text(f"{insert} VALUES (:name, :digest, :at, :jobs, false)"), row)
+        await session.commit()
 
 
 async def test_a_host_may_set_the_registry_itself(sessions: Sessions, broker: InMemoryBroker) -> None:

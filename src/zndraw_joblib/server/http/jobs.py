@@ -32,7 +32,6 @@ from zndraw_joblib.wire.messages import (
     JobPutRequest,
     JobRegisterRequest,
     JobResponse,
-    Verdict,
     WorkerInfo,
 )
 from zndraw_joblib.wire.names import JobName
@@ -306,9 +305,7 @@ async def send_heartbeat(
     refused = await queue.worker_rooms.refused_tasks(request, caller, worker_id, task_ids)
     response = await runtime.heartbeat(caller, worker_id, named, body.max_tasks, refused)
     if body.tokens:
-        for task, verdict in zip(body.tasks, response.tasks, strict=True):
-            if verdict.verdict == Verdict.CONTINUE:
-                verdict.token = await runtime.task_tokens.issue(task.id, task.attempt)
+        await runtime.task_tokens.renew(caller, zip(body.tasks, response.tasks, strict=True))
     if (info := body.worker and _with_labels(caller, body.worker)) is not None:
         await runtime.write_short(rules_workers.describe, worker_id, info)
     return json_response(response)

@@ -289,7 +289,7 @@ async def claim_task(
         headers["Preference-Applied"] = f"wait={ceil(wait)}"
     if body.tokens:
         claimed = response.tasks or filter(None, [response.task])
-        await runtime.task_tokens.add(claimed, body.token_seconds)
+        await runtime.task_tokens.add(caller, claimed, body.token_seconds)
     if response.reason not in {None, EmptyReason.EMPTY}:
         headers["Retry-After"] = "1"
     return json_response(response, headers=headers, exclude={"tasks" if body.max is None else "task"})

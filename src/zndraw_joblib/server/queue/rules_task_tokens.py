@@ -10,9 +10,13 @@ import hmac
 import secrets
 import struct
 import time
+import zlib
 from base64 import b64decode, urlsafe_b64encode
 from collections.abc import Collection
+from typing import NamedTuple
 from uuid import UUID
+
+from pydantic_core import from_json, to_json
 
 from zndraw_joblib.server.db import runtime_settings
 from zndraw_joblib.server.db.database import Transaction
@@ -31,8 +35,11 @@ _KEY_NAME = "task_token_key"
 _BODY = struct.Struct(">B16sII")
 # A version, the provider, the hash of the request, and when it expires.
 _UPLOAD_BODY = struct.Struct(">B16s32sI")
-_OF_TASK, _OF_UPLOAD = 1, 2
+# With the third the patterns of jobs follow.
+_OF_TASK, _OF_UPLOAD, _OF_TASK_AND_JOBS = 1, 2, 3
 _SIGNATURE_BYTES = 32
+# Of the patterns of jobs in a token, compressed: it is in the headers of requests.
+_MAX_JOBS_BYTES = 3_000
 _CHALLENGE = {"WWW-Authenticate": "Bearer"}
 
 
@@ -47,9 +54,28 @@ async def make_key(tx: Transaction) -> str:
     return str(await runtime_settings.get(tx, _KEY_NAME))
 
 
-def sign(key: bytes, task_id: UUID, attempt: int, expires_at: int) -> str:
-    """Return the token of a claim."""
-    return _signed(key, _BODY.pack(_OF_TASK, task_id.bytes, attempt, expires_at))
+class Claim(NamedTuple):
+    """The claim that a token is about, and the patterns of the jobs that its code may submit."""
+
+    task: TaskKey
+    jobs: frozenset[str] | None
+
+
+def packed_jobs(jobs: Collection[str] | None) -> bytes:
+    """Return the patterns of jobs of the owner of a worker, as tokens have them; nothing for all jobs.
+
+    With too many patterns, tokens permit no job.
+    """
+    if jobs is None:
+        return b""
+    packed = zlib.compress(to_json(sorted(jobs)))
+    return packed if len(packed) <= _MAX_JOBS_BYTES else zlib.compress(b"[]")
+
+
+def sign(key: bytes, task_id: UUID, attempt: int, expires_at: int, jobs: bytes = b"") -> str:
+    """Return the token of a claim; `jobs` are packed."""
+    version = _OF_TASK_AND_JOBS if jobs else _OF_TASK
+    return _signed(key, _BODY.pack(version, task_id.bytes, attempt, expires_at) + jobs)
 
 
 def sign_upload(key: bytes, upload: UploadKey, expires_at: int) -> str:
@@ -63,7 +89,7 @@ def _signed(key: bytes, body: bytes) -> str:
     return PREFIX + text.rstrip("=")
 
 
-def verify(key: bytes, token: str) -> TaskKey | UploadKey:
+def verify(key: bytes, token: str) -> Claim | UploadKey:
     """Return the claim or the request that a token is about. Raises `Unauthorized`."""
     text = token[len(PREFIX) :]
     try:
@@ -75,10 +101,14 @@ def verify(key: bytes, token: str) -> TaskKey | UploadKey:
         raise Unauthorized("The token of a task is not one of this server", headers=_CHALLENGE)
     if body[0] == _OF_UPLOAD:
         _, id_, request_hash, expires_at = _UPLOAD_BODY.unpack(body)
-        about: TaskKey | UploadKey = UploadKey(UUID(bytes=id_), request_hash.hex())
+        about: Claim | UploadKey = UploadKey(UUID(bytes=id_), request_hash.hex())
     else:
-        _, id_, attempt, expires_at = _BODY.unpack(body)
-        about = TaskKey(UUID(bytes=id_), attempt)
+        _, id_, attempt, expires_at = _BODY.unpack_from(body)
+        packed = body[_BODY.size :]
+        about = Claim(
+            TaskKey(UUID(bytes=id_), attempt),
+            frozenset(from_json(zlib.decompress(packed))) if packed else None,
+        )
     if expires_at <= time.time():
         raise Unauthorized(
             "The token of a task has expired. Heartbeats with `tokens` renew it; it is valid for "
@@ -88,7 +118,7 @@ def verify(key: bytes, token: str) -> TaskKey | UploadKey:
     return about
 
 
-async def identify(tx: Transaction, about: TaskKey | UploadKey) -> Identity:
+async def identify(tx: Transaction, about: Claim | UploadKey) -> Identity:
     """Return the identity of the code that has a token. Raises `Unauthorized` once its work has ended."""
     if isinstance(about, UploadKey):
         return await _uploader(tx, about)
@@ -109,12 +139,13 @@ async def _uploader(tx: Transaction, upload: UploadKey) -> Identity:
     )
 
 
-async def _holder(tx: Transaction, claim: TaskKey) -> Identity:
+async def _holder(tx: Transaction, about: Claim) -> Identity:
     """Return the identity of the code that runs a claim. Raises `Unauthorized` once the claim has ended.
 
     It is the user of the worker, or of an internal task the user who submitted it, with the rights of the
     task in its room.
     """
+    claim = about.task
     task = await sql_task_tokens.get(tx, claim.id)
     if task is None or task.status not in HELD or task.attempt != claim.attempt:
         raise Unauthorized(
@@ -124,8 +155,11 @@ async def _holder(tx: Transaction, claim: TaskKey) -> Identity:
         )
     users = (task.worker_owner_id, task.created_by)
     user = next((user for user in users if user is not None and user not in RESERVED_IDS), f"task:{claim.id}")
-    rooms = frozenset([task.room_id])
-    return Identity(user, is_superuser=False, rooms=rooms, scopes=DEFAULT_SCOPES, task=claim)
+    rooms, jobs = frozenset([task.room_id]), about.jobs
+    # The claim of an internal task is not one of its submitter, who may have a token with patterns of jobs.
+    if user not in {task.worker_owner_id, f"task:{claim.id}"}:
+        jobs = await sql_task_tokens.jobs_of(tx, user)
+    return Identity(user, is_superuser=False, rooms=rooms, jobs=jobs, scopes=DEFAULT_SCOPES, task=claim)
 
 
 async def unrelated(tx: Transaction, claim: TaskKey, ids: Collection[UUID]) -> set[UUID]:

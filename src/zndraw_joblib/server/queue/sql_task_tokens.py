@@ -4,6 +4,8 @@ from collections.abc import Collection
 from typing import NamedTuple
 from uuid import UUID
 
+from pydantic_core import from_json
+
 from zndraw_joblib.server.db.bulk import padded
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.statements import UUID_TYPE, statement
@@ -40,12 +42,19 @@ WHERE joblib_provider.id = :id AND joblib_provider_call.request_hash = :request_
 """,
     "owner_id",
 )
+_JOBS_OF = statement("SELECT jobs FROM joblib_token WHERE name = :name", "jobs")
 
 
 async def get(tx: Transaction, task_id: UUID) -> HeldTask | None:
     """Return the state of a task; None if there is none."""
     row = (await tx.execute(_GET, {"id": task_id})).first()
     return None if row is None else HeldTask(*row)
+
+
+async def jobs_of(tx: Transaction, user_id: str) -> frozenset[str] | None:
+    """Return the patterns of jobs of a user's token; None without patterns or a token."""
+    text = (await tx.execute(_JOBS_OF, {"name": user_id})).scalar()
+    return None if text is None else frozenset(from_json(text))
 
 
 async def owner_of_request(tx: Transaction, provider_id: UUID, request_hash: str) -> str | None:

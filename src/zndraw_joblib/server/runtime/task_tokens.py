@@ -7,7 +7,7 @@ from uuid import UUID
 
 from zndraw_joblib.server.process.ports import Identity, UploadKey
 from zndraw_joblib.server.queue import rules_task_tokens
-from zndraw_joblib.wire.messages import MAX_TASK_TOKEN_SECONDS, TaskResponse
+from zndraw_joblib.wire.messages import MAX_TASK_TOKEN_SECONDS, NamedTask, TaskResponse, TaskVerdict, Verdict
 
 Work = Callable[..., Awaitable[Any]]
 
@@ -25,16 +25,20 @@ class TaskTokens:
             self._key = (key or await self._write(rules_task_tokens.make_key)).encode()
         return self._key
 
-    async def add(self, tasks: Iterable[TaskResponse], seconds: int | None = None) -> None:
-        """Give each of these tasks, which were claimed now, its token; it is valid for `seconds`."""
+    async def add(self, caller: Identity, tasks: Iterable[TaskResponse], seconds: int | None = None) -> None:
+        """Give each of these tasks, which the caller has claimed now, its token, valid for `seconds`."""
         key, expires_at = self._key or await self._read_key(), _expiry(seconds)
+        jobs = rules_task_tokens.packed_jobs(caller.jobs)
         for task in tasks:
-            task.token = rules_task_tokens.sign(key, task.id, task.attempt, expires_at)
+            task.token = rules_task_tokens.sign(key, task.id, task.attempt, expires_at, jobs)
 
-    async def issue(self, task_id: UUID, attempt: int) -> str:
-        """Return a token of a claim."""
-        key = self._key or await self._read_key()
-        return rules_task_tokens.sign(key, task_id, attempt, _expiry())
+    async def renew(self, caller: Identity, verdicts: Iterable[tuple[NamedTask, TaskVerdict]]) -> None:
+        """Give each of these tasks, which the caller's worker still holds, a new token."""
+        key, expires_at = self._key or await self._read_key(), _expiry()
+        jobs = rules_task_tokens.packed_jobs(caller.jobs)
+        for task, verdict in verdicts:
+            if verdict.verdict == Verdict.CONTINUE:
+                verdict.token = rules_task_tokens.sign(key, task.id, task.attempt, expires_at, jobs)
 
     async def issue_for_executor(self, task_id: UUID, attempt: int) -> str:
         """Return a token of a task that waits in a broker. No heartbeat renews it: it is valid for a day."""
