@@ -1,4 +1,4 @@
-"""Create, list and revoke tokens."""
+"""Create, list, change and revoke tokens."""
 
 from pathlib import Path
 
@@ -31,6 +31,39 @@ def test_a_token_works_until_it_is_revoked(stack: Stack) -> None:
     )
     assert allowed.code == 0
     assert "rejected the token from ZNDRAW_JOBLIB_TOKEN" in refused.err
+
+
+def test_the_rights_of_a_token_change(program: Program) -> None:
+    """What no option names stays, and '*' and never take a limit away."""
+    changes = (
+        ["--role", "operator", "--rooms", "lab,den", "--jobs", "lab:*", "--expires", "90d"],
+        ["--role", "viewer"],
+        ["--rooms", "*", "--expires", "never"],
+    )
+    create, *runs = program.run_all(
+        [
+            ["token", "create", "eve", "--create-database", "--superuser"],
+            *(
+                command
+                for each in changes
+                for command in (["token", "update", "eve", *each], ["token", "list"])
+            ),
+            ["token", "update", "bob", "--role", "viewer"],
+            ["token", "update", "eve"],
+        ]
+    )
+    assert create.code == 0
+    shown = [run.out.splitlines()[1].split("\t") for run in runs[1:6:2]]
+    assert [line[1:5] for line in shown] == [
+        ["no", "operator", "den,lab", "lab:*"],
+        ["no", "viewer", "den,lab", "lab:*"],
+        ["no", "viewer", "all", "lab:*"],
+    ]
+    assert [bool(line[6]) for line in shown] == [True, True, False]
+    assert runs[0].out == "Changed the token 'eve'; running servers apply it within 5 s.\n"
+    assert [run.code for run in runs[6:]] == [1, 2]
+    assert "no token 'bob'" in runs[6].err
+    assert "pass --role" in runs[7].err
 
 
 def test_an_invalid_token_name_is_an_error(program: Program) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import httpx
 import pytest
 from cli.program import Program, RunningServer
-from databases import on_sqlite
+from databases import on_both, on_sqlite
 from fastapi import FastAPI, Header, HTTPException
 from replica import ManualClock
 from rest import V1, expect_problem, register, revoke_token, submit
@@ -18,7 +18,8 @@ from rest import V1, expect_problem, register, revoke_token, submit
 from streams.conftest import serving
 from streams.sse import ADMIN_TOKEN, STREAM, Reader
 from zndraw_joblib import Identity, JobLib
-from zndraw_joblib.server.admin import sql_operators
+from zndraw_joblib.server.admin import rules_token_updates, sql_operators
+from zndraw_joblib.server.admin.rules_token_updates import TokenChanges
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.engine import open_engine, open_sessions
 from zndraw_joblib.server.queue import rules_tokens
@@ -103,9 +104,8 @@ async def test_a_token_expires(timed: Any, clock: Any) -> None:
 
 @on_sqlite
 async def test_a_revoked_token_ends_its_streams(local: Local) -> None:
-    """Those opened with the bearer token, and those opened with a stream token of its user."""
+    """Those opened with the bearer token, and with a stream token of its user, also if nothing happens."""
     app, client = local
-    app.state.joblib.keep_alive_seconds = 0.05
     database = app.state.joblib.runtime.database
     text = rules_tokens.new_token()
     await database.write(sql_operators.add_token, "ada", rules_tokens.digest(text), is_superuser=False)
@@ -118,11 +118,42 @@ async def test_a_revoked_token_ends_its_streams(local: Local) -> None:
         for reader in (*readers, other):
             await reader.until(1)
         await revoke_token(app, "ada", text)
-        for reader in readers:
-            await reader.ended()
+        async with asyncio.timeout(app.state.joblib.keep_alive_seconds - 3):
+            for reader in readers:
+                await reader.ended()
         assert len(app.state.joblib.streams) == 1
         await other.close()
         await anonymous.aclose()
+
+
+@on_both
+async def test_changed_rights_end_the_streams_of_a_token(local: Local) -> None:
+    """Within 5 s, and its requests have the new rights. The tokens that it has issued have no more."""
+    app, client = local
+    write, text = app.state.joblib.runtime.write, rules_tokens.new_token()
+    rights = sql_operators.TokenRights(["operator"], ["den", "lab"])
+    await write(sql_operators.add_token, "ada", rules_tokens.digest(text), is_superuser=False, rights=rights)
+    headers = {"Authorization": f"Bearer {text}"}
+    async with httpx.AsyncClient(base_url=client.base_url, headers=headers, timeout=60) as ada:
+        for rooms in (["lab"], ["lab", "den"]):
+            body = {"jobs": ["*"], "rooms": rooms, "expires_in_seconds": 3600}
+            assert (await ada.post(f"{V1}/worker-tokens", json=body)).status_code == 201
+        readers = [Reader(ada, "rooms/lab"), Reader(client, "rooms/lab")]
+        for reader in readers:
+            await reader.until(1)
+        end = (await app.state.joblib.runtime.database.read(Transaction.now)) + timedelta(minutes=5)
+        changes = TokenChanges(rooms=["lab"], expires_at=[end])
+        assert await write(rules_token_updates.update, "ada", changes) == (None, 1)
+        async with asyncio.timeout(app.state.joblib.keep_alive_seconds - 3):
+            await readers[0].ended()
+        expect_problem(await ada.get(f"{V1}/rooms/den/tasks"), 403, "forbidden")
+        assert (await ada.get(f"{V1}/me")).json()["rooms"] == ["lab"]
+        tokens = await app.state.joblib.runtime.database.read(sql_operators.list_tokens)
+        [issued] = [token for token in tokens if token.issued_by == "ada"]
+        assert (issued.rooms, issued.expires_at) == ('["lab"]', end)
+        assert await write(rules_token_updates.update, issued.name, changes) == ("ada", 0)
+        assert await write(rules_token_updates.update, "nobody", changes) is None
+        await readers[1].close()
 
 
 @on_sqlite

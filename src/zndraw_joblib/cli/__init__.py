@@ -49,7 +49,7 @@ COMMANDS = {
     "schedules": ("schedules:app", "List the schedules of a room, or change one."),
     "webhooks": ("webhooks:app", "List the webhooks of a room, or change one."),
     "tasks": ("task_files:app", "List tasks, newest first, or change several."),
-    "token": ("server.commands:token", "Create, list and revoke the tokens of a server."),
+    "token": ("server.commands:token", "Create, list, change and revoke the tokens of a server."),
     "db": ("server.commands:db", "Upgrade, copy or check the database."),
 }
 

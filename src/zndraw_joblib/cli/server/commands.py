@@ -20,7 +20,7 @@ from zndraw_joblib.wire.scopes import ANY_SCOPE, AccessRole
 ScopeName = StrEnum("ScopeName", ANY_SCOPE.names)  # type: ignore[misc]
 
 token = typer.Typer(
-    help="Create, list and revoke the tokens of a server.",
+    help="Create, list, change and revoke the tokens of a server.",
     callback=show_help_without_command,
     invoke_without_command=True,
 )
@@ -56,6 +56,16 @@ TokenJobs = Annotated[
 ]
 Expires = Annotated[
     str | None, typer.Option("--expires", metavar="TIME", help="When the token ends: 90d, 12h, or a time.")
+]
+NewRooms = Annotated[
+    str | None, typer.Option("--rooms", metavar="ROOMS", help="The rooms of these rights; '*' for all.")
+]
+NewJobs = Annotated[
+    str | None, typer.Option("--jobs", metavar="PATTERNS", help="The jobs to submit and serve; '*' for all.")
+]
+NewEnd = Annotated[
+    str | None,
+    typer.Option("--expires", metavar="TIME", help="When the token ends: 90d, 12h, a time, or never."),
 ]
 IssuedJobs = Annotated[
     str, typer.Option("--jobs", metavar="PATTERNS", help="The jobs to serve, like 'lab:*,@global:jobs:fit'.")
@@ -275,6 +285,27 @@ def list_tokens(*, database_url: DatabaseUrl = None) -> None:
     with needs_server():
         from zndraw_joblib.cli.server import tokens  # noqa: PLC0415 - see above
     tokens.show(database_url)
+
+
+@token.command("update")
+def update_token(  # noqa: PLR0913 - each is an option
+    name: TokenName,
+    *,
+    role: Role = None,
+    rooms: NewRooms = None,
+    jobs: NewJobs = None,
+    expires: NewEnd = None,
+    scope: Scopes = None,
+    database_url: DatabaseUrl = None,
+) -> None:
+    """Change the rights of a token; running servers apply it within 5 seconds.
+
+    What no option names stays. --role and --scope replace the role and all scopes.
+    """
+    with needs_server():
+        from zndraw_joblib.cli.server import tokens  # noqa: PLC0415 - see above
+    names = [str(each) for each in ([] if role is None else [role]) + (scope or [])]
+    tokens.update(name, database_url, tokens.changes(names, rooms, jobs, expires))
 
 
 @token.command("revoke")

@@ -1,4 +1,4 @@
-"""The commands token create, list and revoke, and the superuser's token of a server's first start."""
+"""The commands token create, list, update and revoke, and the superuser's token of a server's first start."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -11,7 +11,8 @@ from zndraw_joblib.cli.server.database import load_settings, run, run_or_create
 from zndraw_joblib.cli.times import future_time, local_now
 from zndraw_joblib.client import connection
 from zndraw_joblib.client.connection import UnreadableCredentials
-from zndraw_joblib.server.admin import sql_operators
+from zndraw_joblib.server.admin import rules_token_updates, sql_operators
+from zndraw_joblib.server.admin.rules_token_updates import TokenChanges, TokenUpdate
 from zndraw_joblib.server.admin.sql_operators import DEFAULT_RIGHTS, TokenRecord, TokenRights
 from zndraw_joblib.server.db import schema
 from zndraw_joblib.server.db.database import Database, Transaction
@@ -24,6 +25,8 @@ from zndraw_joblib.wire.scopes import AccessRole
 
 # Of a room or of a pattern.
 _MAX_VALUE_LENGTH = 256
+# For `update`: no limit of rooms or jobs, and no end.
+_ALL, _NEVER = "*", "never"
 # The user of the first token: what it did is shown with this name.
 NAME = "operator"
 
@@ -105,7 +108,7 @@ def save(url: str, token: str) -> BootstrapToken:
     return BootstrapToken(saved_in=connection.credentials_path())
 
 
-# The commands token create, token list and token revoke, on the server's database.
+# The commands token create, list, update and revoke, on the server's database.
 
 
 def rights(names: Sequence[str], rooms: str | None, jobs: str | None, expires: str | None) -> TokenRights:
@@ -183,6 +186,45 @@ def revoke(name: str, database_url: str | None) -> None:
     if not run(load_settings(database_url).database_url, work, allow_new=False):
         raise CommandError(f"There is no token {name!r}. 'zndraw-joblib token list' shows the names")
     typer.echo(f"Revoked the token {name!r}; running servers reject it within 5 s.")
+
+
+def changes(names: Sequence[str], rooms: str | None, jobs: str | None, expires: str | None) -> TokenChanges:
+    """Return what options change of a token. Raises `UsageError`."""
+    new = rights(
+        names,
+        None if rooms == _ALL else rooms,
+        None if jobs == _ALL else jobs,
+        None if expires == _NEVER else expires,
+    )
+    ends = None if expires is None else [new.expires_at] if new.expires_at else []
+    made = TokenChanges(
+        new.roles,
+        new.rooms if rooms is None else new.rooms or [],
+        new.jobs if jobs is None else new.jobs or [],
+        ends,
+    )
+    if made == TokenChanges():
+        raise UsageError("Nothing to change: pass --role, --scope, --rooms, --jobs or --expires")
+    return made
+
+
+def update(name: str, database_url: str | None, changes: TokenChanges) -> None:
+    """Change the rights of a token."""
+
+    async def work(database: Database) -> TokenUpdate | None:
+        await schema.prepare(database)
+        return (await database.write(rules_token_updates.update, name, changes))[0]
+
+    updated = run(load_settings(database_url).database_url, work, allow_new=False)
+    if updated is None:
+        raise CommandError(f"There is no token {name!r}. 'zndraw-joblib token list' shows the names")
+    if updated.issued_by is not None:
+        raise CommandError(
+            f"{updated.issued_by!r} has issued the token {name!r}, with rights that do not change: issue "
+            f"another one, and revoke this one with 'zndraw-joblib token revoke {name}'"
+        )
+    ended = f" {updated.ended} tokens of workers that it has issued ended." if updated.ended else ""
+    typer.echo(f"Changed the token {name!r}; running servers apply it within 5 s.{ended}")
 
 
 def _check_name(name: str) -> None:

@@ -137,6 +137,15 @@ _COUNT = statement("SELECT count(*) FROM joblib_token", "number")
 _IS_TAKEN = statement("SELECT name FROM joblib_token WHERE name = :name OR digest = :digest", "name")
 _STORED = ("name", "digest", "is_superuser", "created_at", *TokenRights._fields)
 _ADD = statement(f"INSERT INTO joblib_token {one_row(_STORED)}")
+_LOCK_ONE = statement(f"{_SELECT} WHERE name = :name\nFOR UPDATE", *TokenRecord._fields)
+_BY_NAMES = statement(f"{_SELECT} WHERE name = ANY (:all_name)", *TokenRecord._fields)
+_SET_RIGHTS = statement(
+    """
+UPDATE joblib_token
+SET is_superuser = :is_superuser, roles = :roles, rooms = :rooms, jobs = :jobs, expires_at = :expires_at
+WHERE name = :name
+"""
+)
 _OF_ISSUER = "name = :name OR issued_by = :name"
 _LOCK = statement(f"SELECT name FROM joblib_token WHERE {_OF_ISSUER} ORDER BY name\nFOR UPDATE", "name")
 _REMOVE = statement(f"DELETE FROM joblib_token WHERE {_OF_ISSUER} RETURNING name", "name")
@@ -149,19 +158,37 @@ async def add_token(
 
     Servers of an earlier schema know only `is_superuser`.
     """
-    lists = {field: value and to_json(value).decode() for field, value in rights._asdict().items()}
-    row = {
-        "name": name,
-        "digest": digest,
-        "is_superuser": is_superuser,
-        "created_at": await tx.now(),
-        **lists,
-        "expires_at": rights.expires_at,
-    }
+    row = {"name": name, "digest": digest, "is_superuser": is_superuser, "created_at": await tx.now()}
+    row |= _columns(rights)
     if (await tx.execute(_IS_TAKEN, row)).first() is not None:
         return False
     await tx.execute(_ADD, row)
     return True
+
+
+def _columns(rights: TokenRights) -> dict[str, Any]:
+    lists = {field: value and to_json(value).decode() for field, value in rights._asdict().items()}
+    return {**lists, "expires_at": rights.expires_at}
+
+
+async def lock_token(tx: Transaction, name: str) -> TokenRecord | None:
+    """Lock a token until the commit, and return it; None if there is none."""
+    row = (await tx.execute(_LOCK_ONE, {"name": name})).first()
+    return None if row is None else TokenRecord(*row)
+
+
+async def set_rights(tx: Transaction, name: str, *, is_superuser: bool, rights: TokenRights) -> None:
+    """Replace the rights of a token."""
+    await tx.execute(_SET_RIGHTS, {"name": name, "is_superuser": is_superuser, **_columns(rights)})
+
+
+async def tokens_by_name(tx: Transaction, names: Collection[str]) -> list[TokenRecord]:
+    """Return those of the tokens with these names that have not expired."""
+    rows = (await tx.execute(_BY_NAMES, {"all_name": padded(sorted(names))})).all()
+    now = await tx.now() if any(row.expires_at is not None for row in rows) else None
+    return [
+        TokenRecord(*row) for row in rows if row.expires_at is None or now is None or row.expires_at > now
+    ]
 
 
 async def token_by_digest(tx: Transaction, digest: str) -> TokenRecord | None:

@@ -173,6 +173,11 @@ class _StoredTokens:
         """Return the token with a name."""
         return _found(await self._database.read_short(sql_operators.token_by_name, name))
 
+    async def by_names(self, names: Collection[str]) -> dict[str, FoundToken]:
+        """Return the tokens with these names."""
+        rows = await self._database.read_short(sql_operators.tokens_by_name, names)
+        return {row.name: found for row in rows if (found := _found(row)) is not None}
+
     async def existing(self, digests: Collection[str]) -> set[str]:
         """Return which of these digests belong to a token."""
         return await self._database.read_short(sql_operators.existing_tokens, digests)

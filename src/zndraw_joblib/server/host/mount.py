@@ -33,6 +33,7 @@ from zndraw_joblib.server.http.middleware import QueueMiddleware
 from zndraw_joblib.server.http.openapi import namespace_of
 from zndraw_joblib.server.http.pages import Dashboard, add_problem_pages
 from zndraw_joblib.server.http.requests import solve
+from zndraw_joblib.server.http.token_watch import TokenWatch
 from zndraw_joblib.server.internal.dispatcher import Dispatcher
 from zndraw_joblib.server.internal.providers import InternalRequests
 from zndraw_joblib.server.internal.registry import (
@@ -404,7 +405,10 @@ class JobLib(HostApi):
     def _loops_of_callers(self) -> dict[str, Callable[[], Coroutine[Any, Any, None]]]:
         """Return the loops for bearer tokens and for sockets."""
         loops = {} if self.rooms is None else self.rooms.loops
-        return {**loops, "tokens": self.identity.run} if isinstance(self.identity, BearerTokens) else loops
+        if not isinstance(self.identity, BearerTokens):
+            return loops
+        watch = TokenWatch(self.identity, self.streams, self.rooms, self.runtime.waiters)
+        return {**loops, "tokens": self.identity.run, "token watch": watch.run}
 
     async def _close_results(self) -> None:
         if self._results is not None:

@@ -139,7 +139,7 @@ def _certainly_lacks(kind: type, name: str) -> bool:
 
 _CHALLENGE = {"WWW-Authenticate": "Bearer"}
 # SQLite allows 32,766 values in a statement.
-_DIGESTS_PER_QUERY = 1000
+_VALUES_PER_QUERY = 1000
 _MAX_CACHED = 10_000
 _bearer = HTTPBearer(auto_error=False, description="A token made by `zndraw-joblib token create`")
 
@@ -153,6 +153,14 @@ def _jwt_in(request: Request) -> str | None:
 def _digest_in(header: bytes) -> str | None:
     scheme, _, token = header.decode("latin-1").partition(" ")
     return digest(token.strip()) if scheme.lower() == "bearer" and token else None
+
+
+def _differs(caller: Identity, identity: Identity) -> bool:
+    """Return whether a token has other rights than when it identified a caller.
+
+    A caller without roles may be that of a stream token, which has none.
+    """
+    return caller.scopes is not None and caller != identity
 
 
 class FoundToken(NamedTuple):
@@ -171,6 +179,9 @@ class TokenStore(Protocol):
 
     async def by_name(self, name: str) -> FoundToken | None:
         """Return the token with a name."""
+
+    async def by_names(self, names: Collection[str]) -> dict[str, FoundToken]:
+        """Return the tokens with these names."""
 
     async def existing(self, digests: Collection[str]) -> set[str]:
         """Return which of these digests belong to a token."""
@@ -212,6 +223,8 @@ class BearerTokens:
         # By digest, with the time until which it is valid.
         self._cached: dict[str, tuple[Identity, float]] = {}
         self._used: set[str] = set()
+        # The tokens of the users of the last `find_changed`: their identities, and since when they exist.
+        self._seen: dict[str, Any] = {}
         # Of the tokens of `provider` that were seen last: when they expire, in seconds since 1970.
         self._expiries: LRUCache[str, float] = LRUCache(_MAX_CACHED)
 
@@ -278,11 +291,38 @@ class BearerTokens:
         stored = {hashed for hashed in digests if hashed not in self._expiries}
         asked = list(stored - {self._admin_digest})
         revoked = set(asked) | expired
-        for start in range(0, len(asked), _DIGESTS_PER_QUERY):
-            revoked -= await self._store.existing(asked[start : start + _DIGESTS_PER_QUERY])
+        for start in range(0, len(asked), _VALUES_PER_QUERY):
+            revoked -= await self._store.existing(asked[start : start + _VALUES_PER_QUERY])
         for hashed in revoked:
             self._cached.pop(hashed, None)
         return revoked
+
+    async def find_changed(self, callers: Collection[Identity]) -> set[str]:
+        """Return the users of these callers whose token was revoked, replaced or changed, or has expired.
+
+        A change is noticed from the second call on that has a user: the caller of a stream token is known by
+        its name alone. This process forgets what it knows about these tokens.
+        """
+        stored = [caller for caller in callers if self._is_stored(caller)]
+        names = list({caller.id for caller in stored})
+        found: dict[str, FoundToken] = {}
+        for start in range(0, len(names), _VALUES_PER_QUERY):
+            found |= await self._store.by_names(names[start : start + _VALUES_PER_QUERY])
+        tokens = {name: found.get(name) and found[name][:2] for name in names}
+        changed = {
+            name for name, token in tokens.items() if not token or self._seen.get(name, token) != token
+        }
+        changed |= {each.id for each in stored if (token := tokens[each.id]) and _differs(each, token[0])}
+        self._seen = {name: token for name, token in tokens.items() if token is not None}
+        for hashed, (identity, _) in list(self._cached.items()):
+            if identity.id in changed:
+                del self._cached[hashed]
+        return changed
+
+    def _is_stored(self, caller: Identity) -> bool:
+        """Return whether the token of a caller is in the database."""
+        is_known = self.provider is not None and self.provider.knows(caller)
+        return not (is_known or caller.has_signed_token or caller == ADMIN)
 
     async def run(self) -> None:
         """Record repeatedly which tokens are used, until it is cancelled."""
@@ -295,7 +335,7 @@ class BearerTokens:
         used, self._used = self._used, set()
         try:
             asked = list(used)
-            for start in range(0, len(asked), _DIGESTS_PER_QUERY):
-                await self._store.record_use(asked[start : start + _DIGESTS_PER_QUERY])
+            for start in range(0, len(asked), _VALUES_PER_QUERY):
+                await self._store.record_use(asked[start : start + _VALUES_PER_QUERY])
         except Exception as error:
             logger.warning("The use of tokens was not recorded; the next cycle continues: %r", error)

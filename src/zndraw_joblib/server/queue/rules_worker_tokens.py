@@ -5,7 +5,7 @@ from collections.abc import Collection
 from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
 
-from pydantic_core import to_json
+from pydantic_core import from_json, to_json
 
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.process.ports import Identity
@@ -53,6 +53,27 @@ def _covers(own: Collection[str], pattern: str) -> bool:
     )
 
 
+def _exceeds(issuer: Identity, rooms: Collection[str], jobs: Collection[str]) -> bool:
+    """Return whether a token with these rooms and patterns of jobs has more rights than its issuer."""
+    if not issuer.is_operator or not all(map(issuer.operates, rooms)):
+        return True
+    return issuer.jobs is not None and not all(_covers(issuer.jobs, pattern) for pattern in jobs)
+
+
+async def limit_issued(tx: Transaction, issuer: Identity, expires_at: datetime | None) -> int:
+    """Remove the tokens that a token has issued and may not issue now; return how many.
+
+    The others expire at this time at the latest. The row of the issuer is locked.
+    """
+    issued = await sql_worker_tokens.issued_by(tx, issuer.id)
+    names = [row.name for row in issued if _exceeds(issuer, from_json(row.rooms), from_json(row.jobs))]
+    if names:
+        await sql_worker_tokens.remove(tx, names)
+    if issued and expires_at is not None:
+        await sql_worker_tokens.limit_times(tx, issuer.id, expires_at)
+    return len(names)
+
+
 async def issue(
     tx: Transaction, issuer: Identity, name: str, request: WorkerTokenRequest
 ) -> WorkerTokenResponse:
@@ -96,13 +117,17 @@ async def issue(
 
 
 async def _end_of(tx: Transaction, issuer: Identity) -> datetime | None:
-    """Return when the token of an issuer expires, and let no revocation end it before the commit."""
+    """Return when the token of an issuer expires, and let nobody revoke or change it before the commit."""
     if issuer.id == ADMIN.id or issuer.id.startswith(OIDC_PREFIX):
         return None  # it is not stored
-    for expires_at in await sql_worker_tokens.lock_issuer(tx, issuer.id):
-        if expires_at is None or expires_at > await tx.now():
+    row = await sql_worker_tokens.lock_issuer(tx, issuer.id)
+    if row is not None and (row.expires_at is None or row.expires_at > await tx.now()):
+        lists = [None if text is None else from_json(text) for text in (row.roles, row.rooms, row.jobs)]
+        # Its rights were checked with what this process knows, which may be some seconds old.
+        if Identity(issuer.id, row.is_superuser, *lists).limited() == issuer:
+            expires_at: datetime | None = row.expires_at
             return expires_at
     raise Unauthorized(
-        f"The token {issuer.id!r} has expired, or was revoked: it issues no more tokens",
+        f"The token {issuer.id!r} has expired, or was changed or revoked: it issues no more tokens",
         headers={"WWW-Authenticate": "Bearer"},
     )

@@ -13,9 +13,21 @@ _STORED = (
     *("issued_by", "max_tasks", "claims", "labels"),
 )
 _ADD = statement(f"INSERT INTO joblib_token {one_row(_STORED)}")
-# A revocation waits for what the token issues.
+# A revocation or a change waits for what the token issues.
+_RIGHTS = ("expires_at", "is_superuser", "roles", "rooms", "jobs")
 _LOCK_ISSUER = statement(
-    "SELECT expires_at FROM joblib_token WHERE name = :name\nFOR KEY SHARE", "expires_at"
+    f"SELECT {', '.join(_RIGHTS)} FROM joblib_token WHERE name = :name\nFOR KEY SHARE", *_RIGHTS
+)
+_ISSUED_BY = statement(
+    "SELECT name, rooms, jobs FROM joblib_token WHERE issued_by = :issued_by ORDER BY name\nFOR UPDATE",
+    *("name", "rooms", "jobs"),
+)
+_REMOVE = statement("DELETE FROM joblib_token WHERE name = ANY (:all_name)")
+_LIMIT_TIMES = statement(
+    """
+UPDATE joblib_token SET expires_at = :expires_at
+WHERE issued_by = :issued_by AND expires_at > :expires_at
+"""
 )
 _COUNT = statement(
     "SELECT count(*) FROM joblib_token WHERE issued_by = :issued_by AND expires_at > :now", "number"
@@ -49,9 +61,24 @@ async def add(tx: Transaction, row: Mapping[str, Any]) -> None:
     await tx.execute(_ADD, {**row, "is_superuser": False, "claims": 0})
 
 
-async def lock_issuer(tx: Transaction, name: str) -> Sequence[datetime | None]:
-    """Keep a token until the commit, and return when it expires; nothing if there is no such token."""
-    return list((await tx.execute(_LOCK_ISSUER, {"name": name})).scalars())
+async def lock_issuer(tx: Transaction, name: str) -> Any:
+    """Keep a token until the commit, and return its end and its rights; None if there is no such token."""
+    return (await tx.execute(_LOCK_ISSUER, {"name": name})).first()
+
+
+async def issued_by(tx: Transaction, issuer: str) -> Sequence[Any]:
+    """Lock the tokens that a token has issued; return their names, rooms and jobs, the lists as JSON."""
+    return (await tx.execute(_ISSUED_BY, {"issued_by": issuer})).all()
+
+
+async def remove(tx: Transaction, names: Collection[str]) -> None:
+    """Delete tokens."""
+    await tx.execute(_REMOVE, {"all_name": padded(sorted(names))})
+
+
+async def limit_times(tx: Transaction, issuer: str, expires_at: datetime) -> None:
+    """Let the tokens that a token has issued expire at a time at the latest."""
+    await tx.execute(_LIMIT_TIMES, {"issued_by": issuer, "expires_at": expires_at})
 
 
 async def count(tx: Transaction, issuer: str) -> int:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from datetime import timedelta
@@ -408,6 +409,8 @@ class Streams:
             ("max_streams", "max_streams_per_user"),
             "close one, or retry later",
         )
+        # Of the open streams.
+        self.callers: Counter[Identity] = Counter()
         runtime.waiters.subscribe(_EVENTS, self._on_events)
         runtime.waiters.subscribe(_IDENTITY, self._on_identity)
         runtime.on_appended = self._on_appended
@@ -459,7 +462,13 @@ class Streams:
         if self._runtime.waiters.is_closed:
             raise ServiceUnavailable("The server is stopping; connect again", headers={"Retry-After": "1"})
         with self._open.held(caller.id):
-            yield
+            self.callers[caller] += 1
+            try:
+                yield
+            finally:
+                self.callers[caller] -= 1
+                if not self.callers[caller]:
+                    del self.callers[caller]
 
     async def read(self, reader: Reader, room_id: str, after: int | None) -> Part:
         """Return what a client gets first, or next if it has fallen behind: all from the database.
