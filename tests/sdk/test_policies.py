@@ -12,8 +12,12 @@ import pytest
 from waiting import wait_until
 
 from sdk.jobs import Add, Picky
+from sdk.live import TOKEN, LiveServer
+from sdk.proxy import Proxy
 from zndraw_joblib.client import calls
-from zndraw_joblib.client.connection import Connection
+from zndraw_joblib.client.connection import Connection, connect
+from zndraw_joblib.client.job_client import JobClient
+from zndraw_joblib.client.older_servers import PolicyIgnored
 from zndraw_joblib.client.queue import TaskHandle
 from zndraw_joblib.jobs.extensions import NonRetryable, PolicyOptions, Retry
 from zndraw_joblib.server.process.settings import JobLibSettings
@@ -334,6 +338,30 @@ def test_a_cancelled_task_is_logged_in_one_line(
     assert [(record.levelname, record.getMessage()) for record in reporter] == [
         ("INFO", f"Task {handle} was cancelled")
     ]
+
+
+class OlderServer(Proxy):
+    """The server as an earlier release answers, which does not know `requires`."""
+
+    def respond(self, method: str, path: str, headers: dict[str, str], body: bytes) -> bytes:
+        """Return the response to a request without what that release ignores."""
+        response = super().respond(method, path, headers, body.replace(b'"requires":', b'"unknown":'))
+        return response.replace(b'"requires":', b'"somewhat":')
+
+
+def test_an_older_server_gets_no_policy_with_requirements(
+    server: LiveServer, worker: Make, room: str, api: Connection
+) -> None:
+    """Its workers without these labels would get the tasks, so the worker leaves the job."""
+    with OlderServer(server.url) as older, connect(older.url, TOKEN) as connection:
+        manager = worker(at=connection)
+        with pytest.raises(PolicyIgnored, match=rf"ignores it: .* tasks of {room}:modifiers:Add"):
+            manager.register(Add, room=room, requires={"gpu": "a100"})
+        assert not manager.registry
+        manager.register(Picky, room=room)
+        jobs = JobClient(RestApi(api)).jobs(room).items
+        assert [job.full_name for job in jobs if job.workers] == [f"{room}:analysis:Picky"]
+        manager.disconnect()
 
 
 def test_a_policy_with_an_unknown_field_is_refused() -> None:

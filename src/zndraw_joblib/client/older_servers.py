@@ -1,4 +1,4 @@
-"""Submits with `after` or `requires` to servers of earlier releases, which ignore these."""
+"""Submits and policies with `after` or `requires` at servers of earlier releases, which ignore these."""
 
 from collections.abc import Collection, Sequence
 from functools import partial
@@ -48,6 +48,10 @@ class RequirementsIgnored(OptionIgnored):
     option = "requires"
     effect = "for any worker of its job"
     without = "requires if each worker of the job can run it"
+
+
+class PolicyIgnored(RuntimeError):
+    """The server is an older release, and ignores a field of the policy that a job was registered with."""
 
 
 def _named(ids: Sequence[UUID]) -> str:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 from zndraw_joblib.client.calls import validated
+from zndraw_joblib.client.older_servers import PolicyIgnored
 from zndraw_joblib.client.retry import Outage, describe, is_transient, problem_of
 from zndraw_joblib.jobs.batches import Batch, batch_of
 from zndraw_joblib.jobs.extensions import category_of
@@ -155,6 +156,7 @@ class Registrations:
         with self._lock:
             response = self._first_time(lambda: self._register_job(job, self.worker_id, operation))
             self.worker_id = response.worker_id
+            self._check_requirements(job, response)
             self.jobs[response.full_name] = job
             self._known[response.full_name] = job
             # A server that knows `expected_seconds` compares them with `remaining_seconds` of claims.
@@ -166,6 +168,16 @@ class Registrations:
                 if (batch := batch_of(known.cls)) is not None
             }
             self._subscriptions.join(response.full_name, self.worker())
+
+    def _check_requirements(self, job: JobRegistration, response: JobResponse) -> None:
+        """Unregister a job, and raise `PolicyIgnored`, if the server is too old to know `requires`."""
+        if job.policy.requires and "requires" not in response.model_fields_set:
+            self._rest.unregister(self.worker(), response.full_name)
+            raise PolicyIgnored(
+                f"requires: the server is an older release, which ignores it: workers without these labels "
+                f"would get tasks of {response.full_name}. The worker has left the job. Update the server, "
+                "or register without requires if each worker of the job can run it"
+            )
 
     def register_provider(self, provider: ProviderRegistration, operation: UUID) -> UUID:
         """Register a provider and return its id; the first registration creates the worker.

@@ -117,7 +117,7 @@ function Login() {
     <input id="token" ref=${input} type="password" autocomplete="off" required aria-describedby="token-help" />
     <p id="token-help" class="help">The bearer token of a user, as for the API. This tab keeps it until you close it.</p>
     ${token.value === "" && refused.value?.wasToken && html`<${Failure} error=${refused.value} />`}
-    <button class="primary">Open</button>
+    <button class=${signIn && !signIn.fault ? "" : "primary"}>Open</button>
   </form></main>`;
 }
 
