@@ -23,6 +23,8 @@ from zndraw_joblib.server.db.engine import open_engine
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 USERS, TASKS, KILLS, INTERVAL = 4, 40, 2, 0.05
+MAX_CLAIMS = 60
+_CLAIMS = "SELECT (SELECT max(claims) FROM joblib_token), (SELECT sum(attempt) FROM joblib_task)"
 _HELD = "SELECT payload FROM joblib_task WHERE status IN ('claimed', 'running')"
 
 
@@ -40,7 +42,7 @@ async def serving(database_url: str, clients: list[httpx.AsyncClient]) -> AsyncI
                 clients.remove(client)
 
 
-async def run_tasks(clients: list[httpx.AsyncClient], worker_id: str, number: int) -> None:
+async def run_tasks(clients: list[httpx.AsyncClient], worker_id: str, number: int, **headers: str) -> None:
     """Claim, start and complete tasks with any server, until cancelled; a killed server answers nothing."""
     chance = random.Random(number)
     while True:
@@ -48,12 +50,13 @@ async def run_tasks(clients: list[httpx.AsyncClient], worker_id: str, number: in
         client = chance.choice(clients)
         try:
             body = {"worker_id": worker_id, "max": 2}
-            answer = await client.post(f"{V1}/tasks/claim", json=body, headers={"Prefer": "wait=1"})
+            waiting = {**headers, "Prefer": "wait=1"}
+            answer = await client.post(f"{V1}/tasks/claim", json=body, headers=waiting)
             for task in answer.json().get("tasks", []):
                 for status in ("running", "completed"):
                     report = {"status": status, "attempt": task["attempt"]}
-                    await client.patch(f"{V1}/tasks/{task['id']}", json=report)
-            await client.patch(f"{V1}/workers/{worker_id}")
+                    await client.patch(f"{V1}/tasks/{task['id']}", json=report, headers=headers)
+            await client.patch(f"{V1}/workers/{worker_id}", headers=headers)
         except (httpx.HTTPError, RuntimeError):  # of a killed server, or of its client, which is closed
             await asyncio.sleep(0)
 
@@ -92,6 +95,31 @@ async def add_tasks(client: httpx.AsyncClient) -> str:
     ]
     assert (await client.post(f"{V1}/tasks/submit", json={"tasks": tasks})).is_success
     return str(first["worker_id"])
+
+
+async def add_worker_of_token(client: httpx.AsyncClient) -> tuple[str, dict[str, str]]:
+    """Issue a token for `MAX_CLAIMS` claims; return a worker of it, which has more tasks, and its header."""
+    body = {"jobs": ["lab:*"], "rooms": ["lab"], "max_tasks": MAX_CLAIMS, "expires_in_seconds": 600}
+    issued = (await client.post(f"{V1}/worker-tokens", json=body)).json()
+    headers = {"Authorization": f"Bearer {issued['token']}"}
+    policy = {"max_attempts": 1000, "max_crashes": 1000, "retry_on": ["timeout"]}
+    policy |= {"backoff": {"base_seconds": 0}, "start_timeout_seconds": 0.5, "timeout_seconds": 1}
+    job = {"category": "modifiers", "name": "Limited", **policy}
+    worker = (await client.put(f"{V1}/rooms/lab/jobs", json=job, headers=headers)).json()
+    tasks = [{"job_name": worker["full_name"], "room_id": "lab"}] * 2 * MAX_CLAIMS
+    assert (await client.post(f"{V1}/tasks/submit", json={"tasks": tasks})).is_success
+    return str(worker["worker_id"]), headers
+
+
+async def claims_of_token(database_url: str) -> tuple[int, int]:
+    """Return how many claims the token counts, and how many there were."""
+    engine = open_engine(database_url)
+    try:
+        async with engine.connect() as connection:
+            counted, claims = (await connection.execute(text(_CLAIMS))).one()
+            return int(counted), int(claims)
+    finally:
+        await engine.dispose()
 
 
 async def claims_of_rates(client: httpx.AsyncClient) -> dict[str, list[str]]:
@@ -142,3 +170,29 @@ async def test_limits_hold_while_servers_are_killed(database_url: str, kind: str
         moments = sorted(map(parse_utc, times))
         gaps = [(later - earlier).total_seconds() for earlier, later in pairwise(moments)]
         assert min(gaps) >= INTERVAL - 0.001
+
+
+@on_both
+async def test_a_token_claims_no_more_tasks_while_servers_are_killed(database_url: str, kind: str) -> None:
+    """The claim that a killed server has not answered counts once it is committed, and not otherwise."""
+    clients: list[httpx.AsyncClient] = []
+    async with asyncio.timeout(150), AsyncExitStack() as stack:
+        if kind == "postgresql":
+            await stack.enter_async_context(serving(database_url, clients))
+        background = list[asyncio.Task[None]]()
+        stack.callback(lambda: [each.cancel() for each in background])
+        for number in range(1, KILLS + 2):
+            async with serving(database_url, clients):
+                if not background:
+                    worker_id, headers = await add_worker_of_token(clients[-1])
+                    running = [run_tasks(clients, worker_id, n, **headers) for n in range(4)]
+                    background += map(asyncio.create_task, running)
+                least = MAX_CLAIMS * number // (KILLS + 1)
+
+                async def is_reached(least: int = least) -> bool:
+                    return (await claims_of_token(database_url))[0] >= least
+
+                await until(is_reached, interval=0.01)
+                assert len(set(await claims_of_token(database_url))) == 1
+    assert await claims_of_token(database_url) == (MAX_CLAIMS, MAX_CLAIMS)
+    assert await asyncio.to_thread(broken_invariants, database_url) == []
