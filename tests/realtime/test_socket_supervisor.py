@@ -7,12 +7,13 @@ from collections.abc import AsyncIterator, Collection
 import aiohttp
 import pytest
 import socketio
-from rest import register, submit
+from rest import V1, register, submit
 from waiting import until
 
 from realtime.sockets import LiveServer, Socket, serve
 from zndraw_joblib import Identity
-from zndraw_joblib.server.admin import sql_operators
+from zndraw_joblib.server.admin import rules_token_updates, sql_operators
+from zndraw_joblib.server.admin.rules_token_updates import TokenChanges
 from zndraw_joblib.server.host.app import create_app
 from zndraw_joblib.server.process.batcher import RowLocked
 from zndraw_joblib.server.process.settings import ServerSettings
@@ -21,6 +22,7 @@ from zndraw_joblib.server.realtime.rooms import SocketOwner, SocketSupervisor
 ADMIN_TOKEN = "admin-token-of-the-tests"
 POLL = "/socket.io/?EIO=4&transport=polling"
 ENOUGH = 30.0
+STREAM = {"Accept": "text/event-stream"}
 
 
 async def closed(socket: Socket) -> None:
@@ -58,6 +60,32 @@ async def test_a_revoked_token_disconnects_sockets_of_every_replica(replicas: li
     sockets = [await replica.connect("lab", token=token) for replica in replicas]
     await replicas[0].runtime.write(sql_operators.remove_token, name="eve")
     await asyncio.gather(*map(closed, sockets))
+
+
+async def test_changed_tokens_lose_sockets_and_streams_of_every_replica(replicas: list[LiveServer]) -> None:
+    """A token of workers has its rights until its issuer may not issue it any more."""
+    token = await replicas[0].create_user("boss", ["operator"], ["lab"])
+    boss = await replicas[0].rest(token)
+    body = {"jobs": ["lab:*"], "rooms": ["lab"], "expires_in_seconds": 600}
+    issued = (await boss.post(f"{V1}/worker-tokens", json=body)).json()["token"]
+    worker = await replicas[1].rest(issued)
+    job = await register(worker, room="lab")
+    sockets = [await replica.connect("lab", token=issued) for replica in replicas]
+    sockets += [await replica.connect("lab", token=token) for replica in replicas]
+    join = {"job_name": job["full_name"], "worker_id": job["worker_id"]}
+    assert await sockets[1].call("join_job_room", **join) == {}
+    assert (await sockets[1].call("join_room", room_id="vault"))["status"] == 403
+    assert (await worker.get(f"{V1}/rooms/vault/events", headers=STREAM)).status_code == 403
+    async with worker.stream("GET", f"{V1}/rooms/lab/events", headers=STREAM, timeout=ENOUGH) as stream:
+        assert stream.status_code == 200
+        changes = TokenChanges(roles=["viewer"])
+        assert await replicas[0].runtime.write(rules_token_updates.update, "boss", changes) == (None, 1)
+        # Not by the check after its next comment, which is 15 s later.
+        async with asyncio.timeout(12):
+            async for _ in stream.aiter_lines():
+                pass
+    await asyncio.gather(*map(closed, sockets))
+    assert (await boss.post(f"{V1}/worker-tokens", json=body)).status_code == 403
 
 
 async def test_a_connection_without_an_identity_is_closed(

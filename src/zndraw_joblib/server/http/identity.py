@@ -301,7 +301,7 @@ class BearerTokens:
         """Return the users of these callers whose token was revoked, replaced or changed, or has expired.
 
         A change is noticed from the second call on that has a user: the caller of a stream token is known by
-        its name alone. This process forgets what it knows about these tokens.
+        its name alone.
         """
         stored = [caller for caller in callers if self._is_stored(caller)]
         names = list({caller.id for caller in stored})
@@ -314,10 +314,13 @@ class BearerTokens:
         }
         changed |= {each.id for each in stored if (token := tokens[each.id]) and _differs(each, token[0])}
         self._seen = {name: token for name, token in tokens.items() if token is not None}
-        for hashed, (identity, _) in list(self._cached.items()):
-            if identity.id in changed:
-                del self._cached[hashed]
         return changed
+
+    def forget(self, user_id: str) -> None:
+        """Look up the tokens of a user again."""
+        for hashed, (identity, _) in list(self._cached.items()):
+            if identity.id == user_id:
+                del self._cached[hashed]
 
     def _is_stored(self, caller: Identity) -> bool:
         """Return whether the token of a caller is in the database."""

@@ -23,6 +23,8 @@ class TokenWatch:
 
     def __init__(self, tokens: BearerTokens, streams: Streams, rooms: Rooms | None, waiters: Waiters) -> None:
         self._tokens, self._streams, self._rooms, self._waiters = tokens, streams, rooms, waiters
+        prefix = identity_key("")
+        waiters.subscribe(prefix, lambda key: tokens.forget(key.removeprefix(prefix)))
 
     async def run(self) -> None:
         """Check the tokens repeatedly, until it is cancelled."""
