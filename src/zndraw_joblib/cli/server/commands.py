@@ -298,7 +298,7 @@ def update_token(  # noqa: PLR0913 - each is an option
     scope: Scopes = None,
     database_url: DatabaseUrl = None,
 ) -> None:
-    """Change the rights of a token; running servers apply it within 5 seconds.
+    """Change a token; running servers apply it within 5 seconds.
 
     What no option names stays. --role and --scope replace the role and all scopes.
     """
