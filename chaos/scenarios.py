@@ -158,6 +158,13 @@ async def restart_postgres(stage: Stage) -> None:
         await asyncio.sleep(1)
 
 
+async def promote_standby(stage: Stage) -> None:
+    """Kill the primary of PostgreSQL, and promote its synchronous standby."""
+    await asyncio.to_thread(stage.postgres.kill)
+    await asyncio.sleep(1)
+    await asyncio.to_thread(stage.postgres.promote)
+
+
 async def kill_server(stage: Stage) -> None:
     """Kill the last server and start it again."""
     await stage.servers[-1].stop(signal.SIGKILL)
@@ -223,6 +230,12 @@ SCENARIOS = {
             },
         ),
         Scenario("postgres-restart", restart_postgres, POSTGRESQL),
+        Scenario(
+            "standby-promoted",
+            promote_standby,
+            POSTGRESQL,
+            parts={"postgresql": Parts(replicas=2, standby=True)},
+        ),
         Scenario("kill-server", kill_server, is_momentary=True),
         Scenario("kill-replica", kill_server, POSTGRESQL, _REPLICA, _TWO, is_momentary=True),
         Scenario(

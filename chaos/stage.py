@@ -41,6 +41,7 @@ class Parts:
     network: bool = False
     redis: bool = False
     internal: bool = False
+    standby: bool = False
     padding: int = 0
 
 
@@ -114,7 +115,7 @@ async def open_stage(kind: str, folder: Path, parts: Parts) -> AsyncIterator[Sta
             stack.callback(unmount, home)
         clock = ShiftedClock(home / "clock")
         fake = clock.environment if parts.clock else {}
-        opening = temporary_database(kind, folder, fake, home)
+        opening = temporary_database(kind, folder, fake, home, has_standby=parts.standby)
         database = await asyncio.to_thread(opening.__enter__)
         stack.push(opening)
         receiver = await stack.enter_async_context(receiving())

@@ -8,7 +8,8 @@ import pytest
 from certificates import Certificate
 from databases import on_postgresql
 from replica import TIMEOUT
-from sqlalchemy import text
+from servers import free_port
+from sqlalchemy import make_url, text
 
 from bounds.silent_proxy import SilentProxy
 from zndraw_joblib.server.db import schema
@@ -81,6 +82,23 @@ async def test_every_query_works_with_a_parameter(database_url: str, subtests: p
         with subtests.test(query=query):
             async with asyncio.timeout(TIMEOUT), connected(f"{database_url}&{query}") as database:
                 await use(database)
+
+
+@on_postgresql
+async def test_one_of_several_hosts_is_used(database_url: str) -> None:
+    """The one that is read-write, as libpq; without one the error says so, and no text has the password."""
+    name = make_url(database_url).database
+    async with SilentProxy(database_url).running() as proxy:
+        user, used = "postgres:se%2Ccret@", f"127.0.0.1:{proxy.port}"
+        unused = f"127.0.0.1:{free_port()}"
+        url = f"postgresql://{user}{unused},{used}/{name}?target_session_attrs=read-write"
+        async with connected(url) as database:
+            await use(database)
+        assert locate(url).text == f"postgresql://postgres@{unused},{used}/{name}"
+        with pytest.raises(UnusableDatabase, match=r"standby.*target_session_attrs") as refused:
+            async with connected(f"postgresql://{user}{used},{used}/{name}?target_session_attrs=standby"):
+                pass
+    assert "cret" not in str(refused.value)
 
 
 @on_postgresql

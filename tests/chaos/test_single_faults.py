@@ -22,18 +22,19 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("database", ["sqlite", "postgresql"])
 def test_no_task_is_lost_or_completed_twice(database: str, tmp_path: Path) -> None:
-    """All workers of a job are killed, and the server is killed."""
-    command = [sys.executable, "-m", "chaos", "--fault", "kill-worker", "--fault", "kill-server"]
+    """All workers of a job, the server, and the primary of PostgreSQL are killed."""
+    faults = ["kill-worker", "kill-server", *(["standby-promoted"] if database == "postgresql" else [])]
+    command = [sys.executable, "-m", "chaos", *(word for it in faults for word in ("--fault", it))]
     command += ["--database", database, "--folder", str(tmp_path)]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT, check=False)
     print(done.stdout, done.stderr)
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in done.stdout.splitlines()]
     table = {row[0]: row for row in rows if len(row) == 11 and row[1] == database}
-    assert set(table) == {"kill-worker", "kill-server"}
+    assert set(table) == set(faults)
     for row in table.values():
         assert int(row[2]) > 0
         assert row[3:5] == ["0", "0"], row

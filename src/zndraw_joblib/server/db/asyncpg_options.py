@@ -4,6 +4,7 @@ This is the only module that uses a private part of asyncpg: the transport of a 
 of its socket. Without it, this side notices a lost connection by the time limit of its statement.
 """
 
+import re
 import socket
 import ssl
 from collections.abc import Mapping
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import urlencode
 
-from sqlalchemy.engine import URL
+from sqlalchemy.engine import URL, make_url
 
 from zndraw_joblib.server.db.compiled import ASYNCPG
 from zndraw_joblib.server.db.limits import Limits
@@ -47,6 +48,21 @@ _GRACE_SECONDS = 5.0
 
 class InvalidDatabaseUrl(ValueError):
     """The URL names no supported database, or has a parameter that is not supported."""
+
+
+_AUTHORITY = re.compile(r"(postgres(?:ql)?(?:\+\w+)?://)([^/?#]*)([^?#]*)\??(.*)", re.DOTALL)
+_PORT = re.compile(r":\d+$")
+
+
+def parse_url(text: str) -> URL:
+    """Return a URL; several hosts, which libpq separates by commas, are in its query."""
+    match = _AUTHORITY.fullmatch(text)
+    if match is None or "," not in match[2]:
+        return make_url(text)
+    scheme, authority, path, query = match.groups()
+    user, at, hosts = authority.rpartition("@")
+    named = [f"host={host if _PORT.search(host) else f'{host}:5432'}" for host in hosts.split(",")]
+    return make_url(f"{scheme}{user}{at}{path or '/'}?{'&'.join([*named, *filter(None, [query])])}")
 
 
 def connect_arguments(url: URL, limits: Limits) -> dict[str, Any]:

@@ -5,12 +5,12 @@ import logging
 from typing import Any
 
 from sqlalchemy import event
-from sqlalchemy.engine import URL, make_url
+from sqlalchemy.engine import URL
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
 
 from zndraw_joblib.server.db import compiled, sqlite
-from zndraw_joblib.server.db.asyncpg_options import InvalidDatabaseUrl, connect_arguments, prepare
+from zndraw_joblib.server.db.asyncpg_options import InvalidDatabaseUrl, connect_arguments, parse_url, prepare
 from zndraw_joblib.server.db.database import Clock, Database
 from zndraw_joblib.server.db.host_sessions import SessionDatabase
 from zndraw_joblib.server.db.limits import Limits
@@ -140,7 +140,7 @@ def open_sessions(engine: AsyncEngine) -> async_sessionmaker[AsyncSession]:
 
 def _parse(url: str) -> URL:
     try:
-        parsed = make_url(url)
+        parsed = parse_url(url)
     except (ArgumentError, ValueError):
         raise InvalidDatabaseUrl(
             "The database URL is invalid; use sqlite:///file.db or postgresql://user@host/name"

@@ -272,6 +272,8 @@ class PostgresDatabase(Database):
             raise ConnectionError(
                 f"no connection to it within {arguments['timeout']:g} s (database_connect_timeout_seconds)"
             ) from None
+        except asyncpg.TargetServerAttributeNotMatched as error:
+            raise ConnectionError(f"{error} (target_session_attrs of the database URL)") from error
 
     def _on(self, connection: Any) -> Transaction:
         execute = self._observed(connection, partial(self._execute, connection))

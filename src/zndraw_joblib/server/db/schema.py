@@ -15,13 +15,12 @@ from typing import Any, NamedTuple
 from uuid import uuid4
 
 from sqlalchemy import Connection, delete, insert, inspect, select, text
-from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.schema import SchemaItem
 from sqlalchemy.util.concurrency import await_only, in_greenlet
 
-from zndraw_joblib.server.db.asyncpg_options import InvalidDatabaseUrl
+from zndraw_joblib.server.db.asyncpg_options import InvalidDatabaseUrl, parse_url
 from zndraw_joblib.server.db.database import Database, Transaction
 from zndraw_joblib.server.db.engine import TransactionPooling, check_sessions, check_url, open_database
 from zndraw_joblib.server.db.tables import IdempotencyKey, RuntimeSetting
@@ -240,7 +239,7 @@ def locate(url: str) -> DatabaseLocation:
     """Return which database a URL names. Raises `InvalidDatabaseUrl`."""
     try:
         check_url(url)
-        parts = make_url(url)
+        parts = parse_url(url)
     except InvalidDatabaseUrl:
         raise
     except Exception:
@@ -253,7 +252,8 @@ def locate(url: str) -> DatabaseLocation:
         file = None if parts.database in _IN_MEMORY else Path(parts.database or "").absolute()
         return DatabaseLocation(str(file or "in memory"), is_sqlite=True, file=file)
     user = f"{parts.username}@" if parts.username else ""
-    host = parts.host or parts.query.get("host") or ""
+    hosts = parts.query.get("host", "")
+    host = parts.host or (hosts if isinstance(hosts, str) else ",".join(hosts))
     port = f":{parts.port}" if parts.port else ""
     text = f"{parts.get_backend_name()}://{user}{host}{port}/{parts.database or ''}"
     return DatabaseLocation(text, is_sqlite=False)
