@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from cli.program import Program
 from waiting import wait_until
@@ -127,6 +128,26 @@ def test_a_running_task_ends_before_the_new_code_starts(reloading: Reloading) ->
     assert reloading.workers == 1
     # No version between them has started.
     assert reloading.log.count("Serving") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [[], ["--executor", "process"]], ids=["thread", "process"])
+def test_a_second_interrupt_ends_a_worker_whose_task_runs_on(
+    reloading: Reloading, options: list[str]
+) -> None:
+    """The first one waits for the task; after the second no process of the worker is left."""
+    folder = reloading.file.parent
+    reloading.start(*options)
+    reloading.submit(gate=str(folder))
+    wait_until((folder / "begun-one").exists)
+    processes = psutil.Process(reloading.process.pid).children(recursive=True)
+    assert processes
+    reloading.process.send_signal(signal.SIGINT)
+    wait_until(lambda: reloading.workers == 0 or "Stopping" in reloading.log)
+    assert reloading.process.poll() is None
+    reloading.process.send_signal(signal.SIGINT)
+    reloading.process.wait(60)
+    assert psutil.wait_procs(processes, 60)[1] == []
 
 
 @pytest.mark.slow
