@@ -37,7 +37,7 @@ CODE := src tests alembic benchmarks chaos examples sitegen generate
 USABLE := import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-all pythons setup peers check format bench guard chaos coverage docs engines fuzz s3 slurm generate mutants run vendor clean
+.PHONY: help demo test test-slow test-all pythons setup peers check format bench guard chaos coverage docs engines fuzz pgbouncer s3 slurm generate mutants run vendor clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -69,6 +69,9 @@ test-slow: $(READY) $(PEERS) ## run the slow tests: kills, restarts, crowds, lon
 
 s3: $(READY) .venv-s3/.ready ## run the tests of the store in a bucket, with moto in an environment of its own
 	$(BIN)/python -m pytest -m "not benchmark" tests/task_results/test_s3.py $(ARGS)
+
+pgbouncer: $(READY) .pgbouncer/.ready ## run the tests with a real PgBouncer, of Debian's package, which is unpacked in .pgbouncer
+	$(BIN)/python -m pytest -m "not benchmark" tests/store/test_pgbouncer.py $(ARGS)
 
 slurm: $(READY) .slurm/.ready ## run the tests with a real Slurm, of Debian's packages, which are unpacked in .slurm
 	$(BIN)/python -m pytest -m "not benchmark" tests/slurm $(ARGS)
@@ -221,6 +224,9 @@ $(addsuffix /node_modules/.ready,$(JS) $(TYPES) $(OIDC)): %/node_modules/.ready:
 	$(BIN)/python -m venv --clear $(@D)
 	$(@D)/bin/python -m pip install -q -r $<
 	@touch $@
+
+.pgbouncer/.ready: tests/store/unpack_pgbouncer.sh
+	bash $< $(@D)
 
 .slurm/.ready: tests/slurm/unpack.sh
 	bash $< $(@D)
