@@ -7,6 +7,7 @@ JS := tests/peers/js
 BROWSER := tests/browser
 TYPES := tests/typescript
 OIDC := tests/oidc
+RELEASE := .venv-release
 CLIENTS := .venv-clients
 ENGINES := .venv-engines
 EXECUTORLIB := .venv-executorlib
@@ -33,14 +34,14 @@ TESTED := -r requirements/tests.in -e ".[files,oidc,server,telemetry]"
 PYTHONS := 3.11 3.12 3.13
 # What `make test` runs beside the oldest one: the versions between them run before a release.
 NEWEST := 3.13
-CODE := src tests alembic benchmarks chaos examples sitegen generate
+CODE := src tests alembic benchmarks chaos examples release sitegen generate
 USABLE := import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-slow test-all pythons setup peers check format bench guard chaos coverage docs engines fuzz pgbouncer s3 slurm generate mutants run vendor clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(READY) ## run a server and a worker on example jobs
 	$(BIN)/python -m examples.demo $(ARGS)
@@ -75,6 +76,13 @@ pgbouncer: $(READY) .pgbouncer/.ready ## run the tests with a real PgBouncer, of
 
 slurm: $(READY) .slurm/.ready ## run the tests with a real Slurm, of Debian's packages, which are unpacked in .slurm
 	$(BIN)/python -m pytest -m "not benchmark" tests/slurm $(ARGS)
+
+.PHONY: release-check api-diff
+release-check: $(READY) $(RELEASE)/.ready ## check a release, from a fresh clone: workflows, API, chart, sdist, wheel, image; ARGS="wheel" for one
+	$(BIN)/python -m release $(ARGS)
+
+api-diff: $(READY) ## fail if the REST API or a public name broke since the last tag; ARGS=v1.0.0 for another one
+	$(BIN)/python -m release.api_diff $(ARGS)
 
 test-all: test test-slow pythons ## run all tests, on each Python that is found
 
@@ -187,6 +195,11 @@ $(READY): pyproject.toml requirements/dev.txt
 $(addprefix .venv-,$(addsuffix /.ready,$(PYTHONS))): pyproject.toml requirements/dev.txt requirements/tests.in
 	"$(INTERPRETER)" -m venv --clear $(@D)
 	$(@D)/bin/python -m pip install -q -c requirements/dev.txt $(TESTED)
+	@touch $@
+
+$(RELEASE)/.ready: requirements/release.txt | $(READY)
+	$(BIN)/python -m venv --clear $(@D)
+	$(@D)/bin/python -m pip install -q -r $<
 	@touch $@
 
 $(ENGINES)/.ready: pyproject.toml requirements/dev.txt requirements/tests.in | $(READY)

@@ -1,5 +1,9 @@
-"""The manifests of deploy/kubernetes are valid, and name settings, commands and paths that the code knows."""
+"""The manifests of deploy/kubernetes are valid, and name settings, commands and paths that the code knows.
 
+`make release-check` sets `KUBERNETES_MANIFESTS` to a folder with what the Helm chart renders.
+"""
+
+import os
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -15,7 +19,7 @@ from zndraw_joblib.server.process.settings import ServerSettings
 from zndraw_joblib.wire.operations import GET_JOB_DEMAND, PREFIX
 from zndraw_joblib.wire.operators import Demand
 
-FOLDER = Path(__file__).parents[2] / "deploy" / "kubernetes"
+FOLDER = Path(os.environ.get("KUBERNETES_MANIFESTS", Path(__file__).parents[2] / "deploy" / "kubernetes"))
 Manifest = dict[str, Any]
 
 

@@ -20,11 +20,14 @@ FIRST_RESULT = "12.0"
 PROGRAMS = {"zndraw-joblib": "zndraw_joblib", "uvicorn": "uvicorn"}
 
 
-def follow(folder: Path, *, reuse_packages: bool) -> float:
+def follow(
+    folder: Path, *, reuse_packages: bool = False, wheel: str | None = None, python: Path | None = None
+) -> float:
     """Follow the tutorial below a folder; return the seconds until its first result.
 
     The only difference is a free port, because other programs of the machine may use 8000. With
-    `reuse_packages`, the environment gets the installed packages instead of new copies.
+    `reuse_packages`, the environment gets the installed packages instead of new copies; with `wheel`, it gets
+    this file instead of the clone, and its libraries from the package index. `python` makes the environment.
     """
     port = str(free_port())
     environment = {
@@ -36,7 +39,8 @@ def follow(folder: Path, *, reuse_packages: bool) -> float:
         "HOME": str(folder),
         "ZNDRAW_JOBLIB_URL": f"http://127.0.0.1:{port}",
     }
-    environment["PATH"] = f"{Path(sys.base_prefix) / 'bin'}:{environment['PATH']}"
+    programs = python.parent if python else Path(sys.base_prefix) / "bin"
+    environment["PATH"] = f"{programs}:{environment['PATH']}"
     begin, first_result = time.monotonic(), 0.0
     with ExitStack() as stack:
         terminals: dict[str, Terminal] = {}
@@ -50,6 +54,8 @@ def follow(folder: Path, *, reuse_packages: bool) -> float:
             for command, shown in steps(text):
                 if reuse_packages and command.startswith("pip install"):
                     share_packages(folder / "tutorial" / ".venv")
+                elif wheel and command.startswith("pip install"):
+                    terminals[block.title].run(f"pip install -q '{wheel}[server]'", shown)
                 else:
                     terminals[block.title].run(with_port(command, port), shown)
                 if shown == [FIRST_RESULT]:
@@ -104,3 +110,13 @@ def test_a_new_user_has_a_result_within_five_minutes(tmp_path: Path) -> None:
     seconds = follow(tmp_path, reuse_packages=False)
     print(f"first result after {seconds:.0f} s, with the installation")
     assert 0 < seconds < 300
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.skipif("TUTORIAL_WHEEL" not in os.environ, reason="make release-check sets it to a wheel")
+def test_the_tutorial_works_with_a_wheel(tmp_path: Path) -> None:
+    """Without a clone, on the Python in `TUTORIAL_PYTHON`."""
+    assert (
+        follow(tmp_path, wheel=os.environ["TUTORIAL_WHEEL"], python=Path(os.environ["TUTORIAL_PYTHON"])) > 0
+    )

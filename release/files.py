@@ -1,0 +1,57 @@
+"""Make the files of a release: `python -m release.files TAG FOLDER`."""
+
+import re
+import sys
+import tempfile
+from pathlib import Path
+
+from release import ROOT, TOOLS, ReleaseError
+from release.commands import new_environment, run
+from release.distributions import build
+
+_PACKAGE = "import sys, helm_python; helm_python.package(sys.argv[1], sys.argv[2])"
+
+
+def main(tag: str, target: Path) -> None:
+    """Write sdist, wheel, chart, bill of materials and notes; a wrong tag raises `ReleaseError`."""
+    notes = notes_of(tag)
+    target.mkdir(parents=True)
+    wheel = build(ROOT, target.resolve()).wheel
+    run(
+        [TOOLS / "python", "-c", _PACKAGE, ROOT / "deploy" / "helm" / "zndraw-joblib", target.resolve()], ROOT
+    )
+    _bill_of_materials(wheel, target.resolve() / "sbom.cdx.json")
+    (target / "NOTES.md").write_text(notes)
+    print("\n".join(sorted(one.name for one in target.iterdir())))
+
+
+def version() -> str:
+    """Return the version in pyproject.toml."""
+    [found] = re.findall(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    return str(found)
+
+
+def notes_of(tag: str) -> str:
+    """Return the changelog's section for a tag, which must be the version in pyproject.toml, with a date."""
+    if tag != f"v{version()}":
+        raise ReleaseError(f"the tag {tag} is not the version in pyproject.toml: push the tag v{version()}")
+    changelog = (ROOT / "CHANGELOG.md").read_text()
+    heading = rf"^## {re.escape(version())} - \d{{4}}-\d\d-\d\d\n(.*?)(?=^## |\Z)"
+    sections = re.findall(heading, changelog, re.MULTILINE | re.DOTALL)
+    if not sections:
+        raise ReleaseError(f"CHANGELOG.md has no section `## {version()} - YYYY-MM-DD`")
+    return str(sections[0]).strip() + "\n"
+
+
+def _bill_of_materials(wheel: Path, target: Path) -> None:
+    """List the packages of a server, with versions and licences, as CycloneDX."""
+    with tempfile.TemporaryDirectory() as scratch:
+        programs = new_environment(Path(sys.executable), Path(scratch) / "server")
+        requirements = ROOT / "requirements" / "server.txt"
+        run([programs / "python", "-m", "pip", "install", "-q", "-c", requirements, f"{wheel}[server]"], ROOT)
+        tool = TOOLS / "cyclonedx-py"
+        run([tool, "environment", programs / "python", "--output-reproducible", "-o", target], ROOT)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

@@ -1,0 +1,34 @@
+"""Check the files that GitHub and citation tools read."""
+
+from pathlib import Path
+
+from release import TOOLS
+from release.commands import run
+
+_SCHEMAS = {
+    "CITATION.cff": "citation-file-format",
+    ".github/ISSUE_TEMPLATE/config.yml": "github-issue-config",
+    ".github/dependabot.yml": "dependabot",
+}
+
+
+def check(repository: Path) -> list[str]:
+    """Raise `ReleaseError` for a workflow that is wrong or unsafe, or for a file against its schema."""
+    workflows = sorted((repository / ".github" / "workflows").glob("*.yml"))
+    forms = [
+        one for one in (repository / ".github" / "ISSUE_TEMPLATE").glob("*.yml") if one.name != "config.yml"
+    ]
+    run([TOOLS / "actionlint", *workflows], repository)
+    run(
+        [TOOLS / "zizmor", "--offline", "--no-progress", "--quiet", "--min-severity", "medium", *workflows],
+        repository,
+    )
+    _follows("github-workflows", workflows, repository)
+    _follows("github-issue-forms", forms, repository)
+    for name, schema in _SCHEMAS.items():
+        _follows(schema, [repository / name], repository)
+    return []
+
+
+def _follows(schema: str, files: list[Path], repository: Path) -> None:
+    run([TOOLS / "check-jsonschema", "--builtin-schema", f"vendor.{schema}", *files], repository)
