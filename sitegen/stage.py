@@ -5,7 +5,7 @@ import re
 import shutil
 from pathlib import Path
 
-from sitegen import ROOT, STAGE, commands, operations, python_api
+from sitegen import ROOT, STAGE, commands, llms, operations, python_api
 from sitegen.files import listing, page_of
 
 # Pages of the repository that are not in docs/. The home page of the site takes the place of the README.
@@ -13,6 +13,8 @@ MOVED = {
     "README.md": "index.md",
     "CHANGELOG.md": "project/changelog.md",
     "CONTRIBUTING.md": "project/contributing.md",
+    "SECURITY.md": "project/security-policy.md",
+    "CODE_OF_CONDUCT.md": "project/code-of-conduct.md",
 }
 GENERATED = {
     "reference/commands.md": commands.page,
@@ -41,6 +43,7 @@ def stage(target: Path = STAGE) -> None:
         _write(target, name, text.encode())
     for source, name in linked_files().items():
         _write(target, name, page_of(source).encode())
+    _write(target, "llms.txt", llms.text(target).encode())
 
 
 def _write(target: Path, name: str, content: bytes) -> None:

@@ -42,6 +42,8 @@ def test_the_navigation_has_every_page(tmp_path: Path) -> None:
     missing = {page for page in pages - set(listed) if not page.startswith(NOT_LISTED)}
     assert not missing, "add these pages to `nav` in mkdocs.yml"
     assert len(listed) == len(set(listed))
+    for_models = (tmp_path / "llms.txt").read_text()
+    assert [page for page in listed if f"({page.removesuffix('.md')}.html)" not in for_models] == []
 
 
 def test_links_to_files_of_the_repository_lead_to_their_pages(tmp_path: Path) -> None:
@@ -76,6 +78,7 @@ def build(folder: Path) -> Path:
 def test_every_link_leads_somewhere(site: Path) -> None:
     """Each link, image and script names a file of the site, and each anchor an element of its page."""
     assert broken(site) == []
+    assert (site / "llms.txt").is_file()
     assert len(list(site.rglob("*.html"))) > 60
 
 
