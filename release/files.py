@@ -7,20 +7,23 @@ from pathlib import Path
 
 from release import ROOT, TOOLS, ReleaseError
 from release.commands import new_environment, run
-from release.distributions import build
+from release.distributions import build, clone
 
-_PACKAGE = "import sys, helm_python; helm_python.package(sys.argv[1], sys.argv[2])"
+_PACKAGE = "import sys, helm_python; helm_python.package(sys.argv[1], destination=sys.argv[2])"
 
 
 def main(tag: str, target: Path) -> None:
     """Write sdist, wheel, chart, bill of materials and notes; a wrong tag raises `ReleaseError`."""
     notes = notes_of(tag)
+    target = target.resolve()
     target.mkdir(parents=True)
-    wheel = build(ROOT, target.resolve()).wheel
-    run(
-        [TOOLS / "python", "-c", _PACKAGE, ROOT / "deploy" / "helm" / "zndraw-joblib", target.resolve()], ROOT
-    )
-    _bill_of_materials(wheel, target.resolve() / "sbom.cdx.json")
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        repository = clone(folder / "clone")
+        build(repository, target)
+        chart = repository / "deploy" / "helm" / "zndraw-joblib"
+        run([TOOLS / "python", "-c", _PACKAGE, chart, target], repository)
+        _bill_of_materials(target, folder)
     (target / "NOTES.md").write_text(notes)
     print("\n".join(sorted(one.name for one in target.iterdir())))
 
@@ -43,14 +46,24 @@ def notes_of(tag: str) -> str:
     return str(sections[0]).strip() + "\n"
 
 
-def _bill_of_materials(wheel: Path, target: Path) -> None:
+def _bill_of_materials(target: Path, folder: Path) -> None:
     """List the packages of a server, with versions and licences, as CycloneDX."""
-    with tempfile.TemporaryDirectory() as scratch:
-        programs = new_environment(Path(sys.executable), Path(scratch) / "server")
-        requirements = ROOT / "requirements" / "server.txt"
-        run([programs / "python", "-m", "pip", "install", "-q", "-c", requirements, f"{wheel}[server]"], ROOT)
-        tool = TOOLS / "cyclonedx-py"
-        run([tool, "environment", programs / "python", "--output-reproducible", "-o", target], ROOT)
+    programs = new_environment(Path(sys.executable), folder / "server")
+    requirements = ROOT / "requirements" / "server.txt"
+    pip: list[str | Path] = [
+        programs / "python",
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "-c",
+        requirements,
+        "--find-links",
+        target,
+    ]
+    run([*pip, f"zndraw-joblib[server]=={version()}"], folder)
+    command: list[str | Path] = [TOOLS / "cyclonedx-py", "environment", programs / "python"]
+    run([*command, "--output-reproducible", "-o", target / "sbom.cdx.json"], folder)
 
 
 if __name__ == "__main__":
