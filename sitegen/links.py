@@ -1,11 +1,14 @@
 """Read the links of the built site."""
 
+import os
 from collections.abc import Iterator
 from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+# The theme's link to the content has an anchor that its script makes.
+_SKIP = "__skip"
 # Elements whose address the browser opens while it shows the page.
 _LOADED = {"script": "src", "img": "src", "link": "href", "iframe": "src", "source": "src"}
 
@@ -13,7 +16,7 @@ _LOADED = {"script": "src", "img": "src", "link": "href", "iframe": "src", "sour
 class _Page(HTMLParser):
     def __init__(self) -> None:
         super().__init__()
-        self.ids: set[str] = set()
+        self.ids: set[str] = {_SKIP}
         self.links: set[str] = set()
         self.loaded: set[str] = set()
 
@@ -58,12 +61,19 @@ def broken(site: Path) -> list[str]:
 
 
 def _exists(page: Path, name: str, fragment: str) -> bool:
-    target = (page.parent / unquote(name)).resolve() if name else page
+    target = _file(page.parent, name) if name else page
+    if target is None:
+        return False
+    return not fragment or target.suffix != ".html" or unquote(fragment) in _read(target).ids
+
+
+@cache
+def _file(folder: Path, name: str) -> Path | None:
+    """Return the file that a relative address names; pages of a folder have most addresses in common."""
+    target = Path(os.path.normpath(folder / unquote(name)))
     if target.is_dir():
         target /= "index.html"
-    if not target.is_file():
-        return False
-    return not fragment or target.suffix != ".html" or unquote(fragment) in {*_read(target).ids, "__skip"}
+    return target if target.is_file() else None
 
 
 def external(site: Path) -> list[str]:
