@@ -5,7 +5,7 @@
     zndraw-joblib worker examples.relaxation
     zndraw-joblib submit Relax atoms='{"symbols": "CO", "positions": [[0, 0, 0], [0, 0, 1.5]]}' --wait
 
-A front-end sends plain JSON, as here. From Python, pass atoms of ASE: `client.submit(Relax(atoms=atoms))`.
+A front-end sends plain JSON, as here. From Python, pass atoms of ASE: `Queue().submit(Relax(atoms=atoms))`.
 `run` gets `task`, the running task, and `vis`, what the function of `worker --context` returns.
 """
 

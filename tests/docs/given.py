@@ -19,7 +19,6 @@ __all__ = [
     "Relax",
     "app",
     "broker",
-    "client",
     "connection",
     "context",
     "current_user",
@@ -97,5 +96,4 @@ token, url = "", ""
 tracer = trace.get_tracer(__name__)
 trajectory: Any = None
 manager: JobManager
-client: JobManager
 joblib: JobLib
