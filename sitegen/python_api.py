@@ -19,6 +19,8 @@ _PAGES = {
     "problems": ("Errors", ("wire.problems",)),
     "messages": ("Messages", ("wire", "jobs")),
 }
+# What readers look for comes first on its page.
+_FIRST = ("job", "Queue", "TaskHandle", "AsyncQueue", "JobManager", "JobLib")
 # All errors have the methods of their two bases, which the page describes once.
 _WITHOUT_INHERITED = {"problems"}
 
@@ -26,9 +28,9 @@ _WITHOUT_INHERITED = {"problems"}
 def pages() -> dict[str, str]:
     """Return the text of each page by its path; a public name that no page has raises `ValueError`."""
     texts: dict[str, list[str]] = {name: [] for name in _PAGES}
-    for module, names in sorted(zndraw_joblib._MODULES.items(), key=_place):
+    for name, module in sorted(zndraw_joblib._MODULE_OF.items(), key=_place):
         page = _page_of(module)
-        texts[page] += [_entry(f"{module}.{name}", page) for name in names]
+        texts[page].append(_entry(f"{module}.{name}", page))
     texts["testing"] += _testing()
     return {
         f"reference/python/{name}.md": "\n".join([f"# {_PAGES[name][0]}\n\n{_INTRODUCTION}", *entries])
@@ -57,11 +59,12 @@ def _testing() -> list[str]:
     ]
 
 
-def _place(entry: tuple[str, object]) -> int:
-    """Return the place of a module on its page: the order in which the page lists the beginnings."""
-    module, _ = entry
+def _place(entry: tuple[str, str]) -> tuple[int, int]:
+    """Return the place of a name on its page: after `_FIRST` by the order of the beginnings of modules."""
+    name, module = entry
     beginnings = _PAGES[_page_of(module)][1]
-    return next(at for at, beginning in enumerate(beginnings) if module.startswith(beginning))
+    at = next(at for at, beginning in enumerate(beginnings) if module.startswith(beginning))
+    return (_FIRST.index(name) if name in _FIRST else len(_FIRST), at)
 
 
 def _page_of(module: str) -> str:
