@@ -144,7 +144,9 @@ def test_the_gallery_has_each_example() -> None:
     """Each program and each folder of `examples/` is on the page of examples."""
     page = (ROOT / "docs" / "examples.md").read_text()
     names = {path.name for path in (ROOT / "examples").glob("[!_]*") if path.suffix != ".pyc"}
-    assert {name for name in names if f"](../examples/{name}" not in page} == set()
+    assert {name for name in names if f"](../examples/{name}" not in page} == set(), (
+        "add them to docs/examples.md"
+    )
 
 
 def test_the_readme_is_a_landing_page() -> None:
