@@ -221,7 +221,7 @@ def test_fields_with_defaults_are_optional_in_requests_and_present_in_responses(
         "successors",
         "token",
     }
-    sometimes |= {"requires"}
+    sometimes |= {"requires", "cost"}
     assert set(schemas["TaskResponse"]["properties"]) - set(schemas["TaskResponse"]["required"]) == sometimes
 
 

@@ -91,3 +91,27 @@ def test_a_worker_runs_with_the_threads_it_gets(
     manager.register(Add, room=room)
     ids = [caller.submit(Add(a=number), room=room) for number in range(20)]
     assert [caller.wait_for(task_id, 60).result for task_id in ids] == list(range(20))
+
+
+def test_running_tasks_take_no_more_slots_than_there_are(worker: Make, room: str) -> None:
+    """Tasks of one and of three slots run beside each other on four, and each one runs."""
+    lock, taken, most = threading.Lock(), [0], [0]
+
+    def execute(task: ClaimedTask) -> None:
+        with lock:
+            taken[0] += task.cost
+            most[0] = max(most[0], taken[0])
+        both.wait(0.02)
+        with lock:
+            taken[0] -= task.cost
+
+    both = threading.Event()
+    caller = worker()
+    caller.register(Add, room=room, without_workers="queue")
+    caller.disconnect()
+    manager = worker(execute, concurrency=4)
+    ids = [caller.submit(Add(), room=room, cost=3 if index % 4 == 0 else None) for index in range(24)]
+    manager.register(Add, room=room)
+    assert {manager.wait_for(task_id, 60).status for task_id in ids} == {TaskStatus.COMPLETED}
+    assert most == [4]
+    assert taken == [0]

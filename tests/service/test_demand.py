@@ -149,3 +149,14 @@ async def test_an_unknown_job_has_no_demand_and_a_forgotten_one_none_of_its_own(
         await demand(replica, "@global:modifiers:Rotat")
     await replica.leave(job.worker_id)
     assert await numbers(replica, job) == (0, 0, 0, 0, 0)
+
+
+async def test_tasks_count_with_their_costs(replica: Replica) -> None:
+    """The desired slots are those that the tasks take, by what they require and take."""
+    job = await replica.register(about=WorkerInfo(slots=4), cost=2)
+    await replica.submit(job)
+    await replica.submit(job, cost=3)
+    await replica.report((await replica.claim_task(job.worker_id)).id, TaskStatus.RUNNING)
+    it = await demand(replica, job)
+    assert (it.queued, it.running, it.slots, it.desired_slots) == (1, 1, 4, 5)
+    assert [(part.cost, part.desired_slots) for part in it.by_requirement] == [(3, 3), (2, 2)]

@@ -1261,6 +1261,31 @@ async def test_secret_values_of_existing_jobs_are_found(empty: AsyncEngine) -> N
             await connection.run_sync(migrate, command.downgrade, "0047")
 
 
+async def test_tasks_of_earlier_releases_take_one_slot(empty: AsyncEngine) -> None:
+    """The upgrade from 0048 keeps jobs with their policies; costs of tasks stop a downgrade."""
+    job = {"id": uuid4(), "room_id": "lab", "category": "modifiers", "name": "Rotate", "schema": {}}
+    about = {
+        "created_at": datetime(2026, 1, 2, tzinfo=UTC),
+        "policy": '{"max_attempts":3}',
+        "max_in_flight": 2,
+    }
+    async with empty.begin() as connection:
+        await connection.run_sync(migrate, command.upgrade, "0048")
+        await add(connection, {"joblib_job": job | about})
+    for _ in range(2):
+        database = SessionDatabase(open_sessions(empty))
+        await schema.upgrade(database)
+        [row] = await database.read(sql_jobs.versions, JobName("lab", "modifiers", "Rotate"))
+        assert (row.cost, row.policy.cost, row.policy.max_attempts, row.max_in_flight) == (None, 1, 3, 2)
+        async with empty.begin() as connection:
+            await connection.run_sync(migrate, command.downgrade, "0048")
+    await schema.upgrade(database)
+    await database.write(sql_queues.add, row, '{"@cost":4}', [])
+    with pytest.raises(RuntimeError, match="costs"):
+        async with empty.begin() as connection:
+            await connection.run_sync(migrate, command.downgrade, "0048")
+
+
 def test_the_names_of_the_migrations_are_their_versions() -> None:
     """The newest version, and all older ones, are known without loading the migrations."""
     revisions = [script.revision for script in ScriptDirectory(str(schema.scripts())).walk_revisions()]

@@ -156,11 +156,13 @@ _NEEDS_HELP = frozenset(
 )
 _REMEDIES = {
     "no_worker": "'zndraw-joblib worker FILE' starts one",
-    "no_matching_worker": "'zndraw-joblib worker FILE --label KEY=VALUE' starts one with these labels",
+    "no_matching_worker": "'zndraw-joblib worker FILE --label KEY=VALUE' starts one with these labels, and "
+    "--concurrency N one with N slots",
     "no_worker_with_enough_time": "'zndraw-joblib worker FILE --walltime DURATION' starts one with more "
     "time; expected_seconds of the job's policy says how long its tasks run",
     "draining": "'zndraw-joblib worker FILE' starts another one",
     "not_claimed": "'zndraw-joblib worker FILE' starts one that does",
+    "no_free_slots": "start another worker, or one with a larger --concurrency",
     "workers_busy": "start another worker, or one with a larger --concurrency",
     "predecessor": "'zndraw-joblib task {id}' lists all; 'zndraw-joblib retry ID' repeats one that failed",
     "scheduled": "'zndraw-joblib run-now {id}' queues it now",

@@ -480,6 +480,7 @@ Labels = Annotated[
 _DEMAND = ItemTable(
     {
         "requires": lambda row: shown(row.requires) or "-",
+        "cost": lambda row: row.cost if row.cost > 1 else None,
         "queued": "queued",
         "held back": "held_back",
         "running": "running",
@@ -488,7 +489,7 @@ _DEMAND = ItemTable(
         "oldest": lambda row: timedelta(seconds=round(row.oldest_seconds)),
     },
     wide=["requires"],
-    optional=["held back", "oldest"],
+    optional=["cost", "held back", "oldest"],
 )
 
 

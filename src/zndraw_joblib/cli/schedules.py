@@ -17,6 +17,7 @@ from zndraw_joblib.cli.display import (
 )
 from zndraw_joblib.cli.options import AsJson, Room, Url, refuse_options_before
 from zndraw_joblib.cli.submit import (
+    CostOfTask,
     DebounceTime,
     ExpiresIn,
     JobOfTask,
@@ -157,6 +158,7 @@ def put(  # noqa: PLR0913 - each is an option
     debounce: DebounceTime = None,
     tag: TagsOfTask = None,
     require: RequirementsOfTask = None,
+    cost: CostOfTask = None,
     paused: Paused = None,
     as_json: AsJson = False,
     url: Url = DEFAULT_URL,
@@ -172,10 +174,14 @@ def put(  # noqa: PLR0913 - each is an option
         **{"max_catch_up": max_catch_up, "unique": unique, "debounce": debounce, "priority": priority},
         **{"expires_in_seconds": expires_in, "max_attempts": max_attempts, "paused": paused, "tags": tag},
     }
-    fields = {name: value for name, value in fields.items() if value is not None} | requirements(require)
+    fields = _given(fields | {"cost": cost}) | requirements(require)
     with open_client(url) as client, usage_errors():
         full_name = str(client.find_job(str(job), room))
         _print(client.schedules.put(name, full_name, body, room=room, **fields), as_json=as_json)
+
+
+def _given(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _times(cron: str | None, every: list[float] | None, at: str | None) -> dict[str, Any]:

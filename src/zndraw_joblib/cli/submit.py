@@ -368,7 +368,11 @@ JobOfTask = Annotated[
 ]
 TasksFile = Annotated[
     str | None,
-    typer.Option("--from", metavar="FILE", help="Submit a task for each line; - reads standard input."),
+    typer.Option(
+        "--from",
+        metavar="FILE",
+        help='Submit a task for each line, like {"payload": {}}; JOB and options are defaults. - is stdin.',
+    ),
 ]
 Values = Annotated[
     list[str] | None,
@@ -465,6 +469,18 @@ def requirements(texts: list[str] | None) -> dict[str, Any]:
     return {"requires": parsed_requirements(texts)} if texts else {}
 
 
+CostOfTask = Annotated[
+    int | None,
+    typer.Option(
+        "--cost",
+        metavar="N",
+        min=1,
+        max=1000,
+        help="How many slots of its worker it takes, if not the job's.",
+    ),
+]
+
+
 RequirementsOfTask = Annotated[
     list[str] | None,
     typer.Option(
@@ -536,6 +552,7 @@ def submit(  # noqa: PLR0913 - each is an option
     webhook: WebhookOfTask = None,
     tag: TagsOfTask = None,
     require: RequirementsOfTask = None,
+    cost: CostOfTask = None,
     parent: ParentOfTask = None,
     after: AfterOthers = None,
     on_failure: OnFailureOfOthers = None,
@@ -548,11 +565,10 @@ def submit(  # noqa: PLR0913 - each is an option
 
     With --wait, write the result instead. The exit code is 1 if the task fails or is cancelled, 124 after
     --timeout, and 130 after Ctrl-C; in these two cases the task goes on. With --json, print the task.
-    With --from, submit a task for each line of a file, with the fields of a submit, like {"payload": {}}, and
-    print its id, or an empty line and exit code 1 if it was refused. JOB and the options are defaults.
+    With --from, print the id of each task, or an empty line, and exit code 1, if it was refused.
     """
     LogConfig().apply()
-    rules = {"unique": unique, "debounce": debounce, "tags": tag, "priority": priority}
+    rules = {"unique": unique, "debounce": debounce, "tags": tag, "priority": priority, "cost": cost}
     times = {"delay_seconds": delay, "expires_in_seconds": expires_in, "max_attempts": max_attempts}
     options = parse_options(run_at=run_at, key=idempotency_key, webhook=webhook, **times, **rules)
     options |= _relations(after, on_failure, parent) | requirements(require)

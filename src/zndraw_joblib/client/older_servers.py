@@ -1,4 +1,4 @@
-"""Submits and policies with `after` or `requires` at servers of earlier releases, which ignore these."""
+"""Submits and policies with `after`, `requires` or `cost` at servers of earlier releases, which ignore these."""
 
 from collections.abc import Collection, Sequence
 from functools import partial
@@ -50,6 +50,14 @@ class RequirementsIgnored(OptionIgnored):
     without = "requires if each worker of the job can run it"
 
 
+class CostIgnored(OptionIgnored):
+    """The server gives tasks that take several slots to workers as if they took one."""
+
+    option = "cost"
+    effect = "as if it took one slot"
+    without = "cost if a worker may run it beside others"
+
+
 class PolicyIgnored(RuntimeError):
     """The server is an older release, and ignores a field of the policy that a job was registered with."""
 
@@ -82,7 +90,21 @@ def check_requirements(results: Results, required: Collection[int], rule: RetryR
     Return whether that is sure now. Raises `RequirementsIgnored` after it has cancelled those of an older
     server.
     """
-    tasks = [task for index in required if isinstance(task := results[index], SubmittedTask)]
+    return (yield from _check(results, required, rule, "requires", RequirementsIgnored))
+
+
+def check_costs(results: Results, costly: Collection[int], rule: RetryRule) -> Flow[bool]:
+    """Check that the server has noticed which results, by their indexes, are of tasks with a cost.
+
+    Return whether that is sure now. Raises `CostIgnored` after it has cancelled those of an older server.
+    """
+    return (yield from _check(results, costly, rule, "cost", CostIgnored))
+
+
+def _check(
+    results: Results, indexes: Collection[int], rule: RetryRule, field: str, error: type[OptionIgnored]
+) -> Flow[bool]:
+    tasks = [task for index in indexes if isinstance(task := results[index], SubmittedTask)]
     ids = [task.id for task in tasks if not task.is_duplicate]
     if not ids:
         return False
@@ -90,8 +112,8 @@ def check_requirements(results: Results, required: Collection[int], rule: RetryR
         first, _ = yield from read(calls.get_task(str(ids[0])), f"Reading task {ids[0]}", rule)
     except TaskNotFound:
         return False
-    if first.requires is None:
-        yield from _cancel(ids, RequirementsIgnored, rule)
+    if getattr(first, field) is None:
+        yield from _cancel(ids, error, rule)
     return True
 
 

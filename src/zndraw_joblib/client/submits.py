@@ -16,7 +16,7 @@ from zndraw_joblib.client import calls
 from zndraw_joblib.client.calls import Call, Results, SubmittedTask, validated
 from zndraw_joblib.client.connection import canonical_url
 from zndraw_joblib.client.flows import Flow, all_jobs, find_job, send_once
-from zndraw_joblib.client.older_servers import check_after, check_requirements
+from zndraw_joblib.client.older_servers import check_after, check_costs, check_requirements
 from zndraw_joblib.client.retry import RetryRule, is_repeatable
 from zndraw_joblib.jobs import codecs
 from zndraw_joblib.jobs.extensions import category_of, check_job, check_task, job_name_of, job_room_of
@@ -47,7 +47,9 @@ from zndraw_joblib.wire.webhooks import TaskWebhook
 
 # Proxies often refuse bodies of more than a megabyte.
 _CHUNK_BYTES = 1_000_000
-_AFTER, _REQUIRES = b'"after":', b'"requires":'
+# Values of an option that servers of earlier releases need not know.
+_NOT_GIVEN: tuple[Any, ...] = (None, {}, 1)
+_AFTER, _REQUIRES, _COST = b'"after":', b'"requires":', b'"cost":'
 
 
 # The parent of a submit in the code of a job, by default.
@@ -104,6 +106,7 @@ class NewTask:
     webhook: TaskWebhook | Mapping[str, Any] | str | None = None
     after: Any = None
     requires: Mapping[str, Any] | None = None
+    cost: int | None = None
 
     def output(self, pointer: str = "") -> Any:
         """Return what stands for the task's result, or a part of it, in the payload of a later task.
@@ -141,13 +144,14 @@ class NewTask:
 class Chunk(NamedTuple):
     """The body of one request, how many tasks it has, and the indexes of those that wait for others.
 
-    `required` are the indexes of those that require labels of their worker.
+    `required` are the indexes of those that require labels of their worker, `costly` of those with a cost.
     """
 
     body: bytes
     tasks: int
     waiting: Sequence[int] = ()
     required: Sequence[int] = ()
+    costly: Sequence[int] = ()
 
 
 def task_body(room: str, job: str, payload: Any, options: Mapping[str, Any]) -> bytes:
@@ -190,11 +194,17 @@ def one_chunk(bodies: list[bytes]) -> Chunk:
 
 
 def _chunk(bodies: list[bytes], options: bytes = b"") -> Chunk:
-    waiting, required = (
-        [index for index, body in enumerate(bodies) if text in body and json.loads(body).get(name)]
-        for name, text in (("after", _AFTER), ("requires", _REQUIRES))
+    waiting, required, costly = (
+        [
+            index
+            for index, body in enumerate(bodies)
+            if text in body and json.loads(body).get(name) not in _NOT_GIVEN
+        ]
+        for name, text in (("after", _AFTER), ("requires", _REQUIRES), ("cost", _COST))
     )
-    return Chunk(b'{"tasks":[' + b",".join(bodies) + b"]" + options + b"}", len(bodies), waiting, required)
+    return Chunk(
+        b'{"tasks":[' + b",".join(bodies) + b"]" + options + b"}", len(bodies), waiting, required, costly
+    )
 
 
 _NAME_SECONDS = 60.0
@@ -235,8 +245,8 @@ class Submits:
         self._url = url
         self.room = room
         self._room_of = room_of
-        # Whether its server is known to keep what tasks require.
-        self._keeps_requirements = False
+        # Whether its server is known to keep what tasks require, and their costs.
+        self._keeps_requirements = self._keeps_costs = False
         self._found: dict[tuple[str, str | None, str], tuple[JobName, float]] = {}
 
     def submit(self, task: NewTask, key: str | None) -> Flow[TaskResponse]:
@@ -259,6 +269,9 @@ class Submits:
         if task.requires and response.requires is None:
             submitted = SubmittedTask(response.id, response.duplicate is True)
             yield from check_requirements([submitted], [0], self.rule)
+        if (task.cost or 1) > 1 and response.cost is None:
+            submitted = SubmittedTask(response.id, response.duplicate is True)
+            yield from check_costs([submitted], [0], self.rule)
         return response
 
     def submit_many(
@@ -310,6 +323,8 @@ class Submits:
         yield from check_after(results, chunk.waiting, self.rule)
         if chunk.required and not self._keeps_requirements:
             self._keeps_requirements = yield from check_requirements(results, chunk.required, self.rule)
+        if chunk.costly and not self._keeps_costs:
+            self._keeps_costs = yield from check_costs(results, chunk.costly, self.rule)
 
     def find(self, name: str, category: str | None, room: str) -> Flow[JobName]:
         """Return the job that a room means by a name, as it was found up to a minute ago."""

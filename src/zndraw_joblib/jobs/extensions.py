@@ -115,6 +115,7 @@ class PolicyOptions(TypedDict, total=False):
     without_workers: WithoutWorkers | str | None
     keep: Keep | Mapping[str, Any] | None
     requires: Mapping[str, Any]
+    cost: int
 
 
 def policy_of(options: PolicyOptions, what: str = "The policy of register()") -> JobPolicy:

@@ -33,6 +33,7 @@ from zndraw_joblib.wire.policy import (
     Attempts,
     BatchSize,
     BatchWait,
+    Cost,
     Delay,
     JobPolicy,
     Priority,
@@ -310,6 +311,7 @@ class SubmitOptions(TypedDict, total=False):
     webhook: TaskWebhook | Mapping[str, Any] | str | None
     after: Any
     requires: Mapping[str, Any] | None
+    cost: int | None
 
 
 class TaskSubmitRequest(RequestBody):
@@ -331,7 +333,7 @@ class TaskSubmitRequest(RequestBody):
     before a worker gets it. Its priority is by default the highest of its job and its predecessors.
 
     `requires` are conditions on the labels of the worker that may run it, besides those of the job, which it
-    may only narrow.
+    may only narrow. `cost` is how many slots of its worker it takes; it may only raise that of the job.
     """
 
     # The unknown fields, for `_checked`.
@@ -351,6 +353,7 @@ class TaskSubmitRequest(RequestBody):
     webhook: TaskWebhook | None = Field(default=None, exclude_if=is_none)
     after: After | None = Field(default=None, exclude_if=is_none)
     requires: Requires | None = Field(default=None, exclude_if=is_none)
+    cost: Cost | None = Field(default=None, exclude_if=is_none)
 
     @model_validator(mode="after")
     def _checked(self) -> Self:
@@ -401,6 +404,8 @@ class TaskResponse(ResponseBody):
       responses to requests that read one task.
     - `requires`: what its submit requires of the labels of its worker, besides its job; only in responses to
       claims, to submits and to requests that read one task.
+    - `cost`: how many slots of its worker it takes, if these are several; only in responses to claims, to
+      submits that have said so, and to requests that read one task.
     - `token`: a bearer token with the rights of this claim alone; only in responses to claims with `tokens`.
     """
 
@@ -441,6 +446,7 @@ class TaskResponse(ResponseBody):
     after: TaskAfter | None = Field(default=None, exclude_if=is_none)
     successors: list[UUID] | None = Field(default=None, exclude_if=is_none)
     requires: dict[str, Any] | None = Field(default=None, exclude_if=is_none)
+    cost: int | None = Field(default=None, exclude_if=is_none)
     token: str | None = Field(default=None, exclude_if=is_none, repr=False)
 
 
@@ -502,7 +508,8 @@ class EmptyReason(StrEnum):
     `empty`: no task waits. `paused`: the jobs or rooms of the waiting tasks, or all rooms, are paused.
     `at_capacity`: the concurrency limit of the job or of the room is reached. `max_tasks`: the worker holds
     as many tasks as it may. `draining`: an operator drains the worker. `no_time`: each of its jobs is
-    expected to run for longer than its `remaining_seconds`; the claim does not wait.
+    expected to run for longer than its `remaining_seconds`; the claim does not wait. `no_slots`: the first
+    task takes more slots than the worker has free.
     """
 
     EMPTY = "empty"
@@ -511,6 +518,7 @@ class EmptyReason(StrEnum):
     MAX_TASKS = "max_tasks"
     DRAINING = "draining"
     NO_TIME = "no_time"
+    NO_SLOTS = "no_slots"
 
 
 class TaskClaimResponse(DeferredModel):

@@ -105,12 +105,13 @@ MAX_DEMANDS = 100
 
 
 class RequirementDemand(ResponseBody):
-    """The demand of the tasks that require the same labels of a worker.
+    """The demand of the tasks that require the same labels of a worker, and take `cost` slots each.
 
     `slots` are those of present workers with these labels.
     """
 
     requires: dict[str, Any]
+    cost: int = 1
     queued: int
     held_back: int
     running: int
@@ -125,8 +126,8 @@ class Demand(ResponseBody):
     `queued` counts the tasks that a worker with a free slot would get now. Other tasks in the queues are
     `held_back`, by a pause or a limit; scheduled tasks count nowhere. `running` are those that run on the
     workers whose `slots`, free and busy, are counted: those that send heartbeats and do not drain.
-    `desired_slots` is `queued` plus `running`. `oldest_seconds` is how long the first queued task has waited.
-    `by_requirement` has the parts with the most desired slots, at most 100.
+    `desired_slots` is `queued` plus `running`, each task with its cost. `oldest_seconds` is how long the
+    first queued task has waited. `by_requirement` has the parts with the most desired slots, at most 100.
     """
 
     queued: int

@@ -18,6 +18,7 @@ Seconds = Annotated[float, Field(gt=0, le=YEAR_SECONDS, allow_inf_nan=False)]
 Delay = Annotated[float, Field(ge=0, le=YEAR_SECONDS, allow_inf_nan=False)]
 Priority = Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
 Attempts = Annotated[int, Field(ge=1, le=1000)]
+Cost = Annotated[int, Field(ge=1, le=1000)]
 
 
 class RetryOn(StrEnum):
@@ -290,6 +291,7 @@ class JobPolicy(CheckedKeywords, RequestBody):
     - `keep`: how long its ended tasks are kept; null for the times of the server's settings.
     - `requires`: conditions on the labels of the workers that may run its tasks, by label: a value, or
       operators with values.
+    - `cost`: how many slots of its worker a task takes. A worker is given it when it has as many free ones.
     - `batch`: how its workers put tasks together, as they have said at their registration; null if they run
       them one by one. It is shown, and changes no worker.
     """
@@ -312,6 +314,7 @@ class JobPolicy(CheckedKeywords, RequestBody):
     without_workers: WithoutWorkers | None = None
     keep: Keep | None = None
     requires: Requires = Field(default_factory=dict)
+    cost: Cost = 1
     batch: JobBatch | None = None
 
     def is_final(self, error_types: Iterable[str]) -> bool:

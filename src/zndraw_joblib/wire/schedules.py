@@ -18,7 +18,7 @@ from zndraw_joblib.wire.bodies import (
     Tags,
     is_none,
 )
-from zndraw_joblib.wire.policy import Attempts, Priority, Seconds
+from zndraw_joblib.wire.policy import Attempts, Cost, Priority, Seconds
 from zndraw_joblib.wire.requirements import Requires
 from zndraw_joblib.wire.unique import Debounce, Unique, check_debounce
 
@@ -58,8 +58,8 @@ class ScheduleTimes(CheckedKeywords, RequestBody):
     - `catch_up`, `max_catch_up`: for due times that no server submitted within a minute, because all were
       down or the schedule was paused.
     - `starts_at`, `ends_at`: the first and the last time that may be due.
-    - `payload`, `priority`, `expires_in_seconds`, `max_attempts`, `unique`, `debounce`, `tags`, `requires`:
-      of each task, as in a submit. A due time whose key another task holds has no task of its own.
+    - `payload`, `priority`, `expires_in_seconds`, `max_attempts`, `unique`, `debounce`, `tags`, `requires`,
+      `cost`: of each task, as in a submit. A due time whose key another task holds has no task of its own.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -82,6 +82,7 @@ class ScheduleTimes(CheckedKeywords, RequestBody):
     debounce: Debounce | None = None
     tags: Tags | None = None
     requires: Requires | None = None
+    cost: Cost | None = None
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
@@ -114,6 +115,7 @@ class ScheduleFields(TypedDict, total=False):
     debounce: Debounce | Mapping[str, Any] | None
     tags: Sequence[str] | None
     requires: Mapping[str, Any] | None
+    cost: int | None
 
 
 class ScheduleRequest(ScheduleTimes):
@@ -170,6 +172,7 @@ class ScheduleResponse(ResponseBody):
     debounce: Debounce | None = None
     tags: Tags | None = None
     requires: Requires | None = None
+    cost: int | None = None
     next_due_at: datetime | None = None
     last_due_at: datetime | None = None
     last_task_id: UUID | None = None

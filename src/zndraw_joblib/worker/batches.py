@@ -9,11 +9,19 @@ from zndraw_joblib.worker.tasks import ClaimedTask
 
 
 class Waiting(NamedTuple):
-    """Tasks that wait here for one slot, and since when they have surely been held, by the wall clock."""
+    """Tasks that wait here for the slots of one call.
+
+    `claimed_at` is since when they have surely been held, by the wall clock.
+    """
 
     tasks: Sequence[ClaimedTask]
     claimed_at: float
     is_batch: bool = False
+
+    @property
+    def cost(self) -> int:
+        """How many slots they take."""
+        return max(task.cost for task in self.tasks)
 
 
 class BatchSizes:

@@ -153,6 +153,7 @@ class Pipeline:
         self._work = threading.Condition(self._lock)
         self._room = threading.Condition(self._lock)
         self._waiting: deque[Waiting] = deque()
+        # How many slots the running tasks take.
         self._running = 0
         self.begun = 0
         self._lookahead = Lookahead(config.concurrency, config.prefetch)
@@ -259,7 +260,7 @@ class Pipeline:
     @property
     def _free(self) -> int:
         """Return how many slots no waiting task needs."""
-        return self._config.concurrency - self._running - len(self._waiting)
+        return self._config.concurrency - self._running - sum(entry.cost for entry in self._waiting)
 
     @property
     def _left(self) -> int:
@@ -280,7 +281,13 @@ class Pipeline:
     @property
     def _is_blocked(self) -> bool:
         """Return whether no thread is about to take a waiting task."""
-        return self._running >= self._config.concurrency or len(self._busy) >= len(self._threads)
+        return not self._may_begin or len(self._busy) >= len(self._threads)
+
+    @property
+    def _may_begin(self) -> bool:
+        """Return whether the first waiting task fits into the free slots; a task alone always does."""
+        free = self._config.concurrency - self._running
+        return bool(self._waiting) and (self._waiting[0].cost <= free or not self._running)
 
     def _add_thread(self) -> None:
         """Start a thread if tasks wait and each thread is busy; it starts the next one."""
@@ -311,12 +318,12 @@ class Pipeline:
             if self.begun >= self._config.max_runs:
                 self._config.on_used_up()
             if not entries:
-                if not self._free_slot(began):
+                if not self._free_slots(began, waiting.cost):
                     self._reporter.wake()
                 continue
             spans = [start_task_span(entry.task, self._config.run_spans) for entry in entries]
             with active(spans[0]):
-                end = partial(self._end, entries, began, spans)
+                end = partial(self._end, entries, began, waiting.cost, spans)
                 self._run_entries(entries, process, end, is_batch=waiting.is_batch)
         if process is not None:
             process.close()
@@ -425,6 +432,7 @@ class Pipeline:
         self,
         entries: Sequence[TaskReports],
         began: float,
+        cost: int,
         spans: Sequence[TaskSpan | None],
         outcomes: Sequence[Outcome],
     ) -> None:
@@ -432,22 +440,22 @@ class Pipeline:
         for entry, span, outcome in zip(entries, spans, outcomes, strict=True):
             end_span(span, entry.task, outcome)
             log_end(entry.task, outcome, seconds, of=len(entries))
-        is_busy = self._free_slot(began)
+        is_busy = self._free_slots(began, cost)
         # Those before the last go into its request.
         for entry, outcome in zip(entries[:-1], outcomes, strict=False):
             self._reporter.end(entry, outcome, is_busy=True)
         self._reporter.end(entries[-1], outcomes[-1], is_busy=is_busy)
 
-    def _free_slot(self, began: float) -> bool:
-        """Free the slot of a task; return whether another one waits for it."""
+    def _free_slots(self, began: float, cost: int) -> bool:
+        """Free the slots of a task; return whether another one waits for them."""
         with self._lock:
-            self._running -= 1
+            self._running -= cost
             self._busy.discard(threading.current_thread())
             self._lookahead.ended(time.monotonic() - began)
-            if not self._waiting:
+            if not self._may_begin:
                 self._room.notify()
                 return False
-            self._work.notify()
+            self._work.notify(cost)
             return True
 
     def _take(self) -> Waiting | None:
@@ -455,11 +463,11 @@ class Pipeline:
         with self._lock:
             self._busy.discard(thread)
             while not self._poller.stopped:
-                if self._waiting and self._running < self._config.concurrency:
-                    self._running += 1
+                if self._may_begin:
+                    first = self._waiting.popleft()
+                    self._running += first.cost
                     self._busy.add(thread)
                     self._lookahead.began(time.monotonic())
-                    first = self._waiting.popleft()
                     self.begun += len(first.tasks)
                     if self._wanted:
                         self._room.notify()

@@ -325,6 +325,7 @@ class TaskPoller(Poller[TaskResponse]):
             worker_id=worker_id,
             channel=self._live.channel(task_id, response.attempt, worker_id),
             traceparent=parse_traceparent(response.traceparent or ""),
+            cost=response.cost or 1,
             server=self._server,
             credential=None if response.token is None else TaskCredential(response.token),
         )

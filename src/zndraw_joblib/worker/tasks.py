@@ -196,6 +196,7 @@ class ClaimedTask(TaskContext):
     run_kwargs: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
     server: TaskServer | None = field(default=None, compare=False, repr=False)
     credential: TaskCredential | None = field(default=None, compare=False, repr=False)
+    cost: int = field(default=1, compare=False, repr=False)
 
     @property
     def server_url(self) -> str | None:

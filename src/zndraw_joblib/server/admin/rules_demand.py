@@ -20,7 +20,7 @@ from zndraw_joblib.server.admin.sql_demand import Chosen, Held, Queue
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.queue import rules_limits, sql_counts, sql_pauses
 from zndraw_joblib.server.queue.rules_queues import requires_of
-from zndraw_joblib.server.queue.sql_jobs import policy_of
+from zndraw_joblib.server.queue.sql_jobs import cost_of, policy_of
 from zndraw_joblib.wire.names import JobName
 from zndraw_joblib.wire.operators import MAX_DEMANDS, Demand, RequirementDemand
 from zndraw_joblib.wire.problems import JobNotFound
@@ -54,6 +54,7 @@ class Wanted(NamedTuple):
 @dataclass
 class _Entry:
     requires: Mapping[str, Any]
+    cost: int = 1
     queued: int = 0
     held_back: int = 0
     running: int = 0
@@ -65,12 +66,13 @@ class _Entry:
         oldest = 0.0 if self.oldest_at is None else max(0.0, (now - self.oldest_at).total_seconds())
         return RequirementDemand(
             requires=dict(self.requires),
+            cost=self.cost,
             queued=self.queued,
             held_back=self.held_back,
             running=self.running,
             slots=self.slots,
             oldest_seconds=oldest,
-            desired_slots=self.running + self.queued,
+            desired_slots=self.cost * (self.running + self.queued),
         )
 
 
@@ -99,7 +101,9 @@ async def read(tx: Transaction, wanted: Wanted, heartbeat_seconds: float) -> Dem
     entry_of = {}
     for queue in queues:
         requires = _requires_of(queue)
-        entry = entry_of[queue.id] = entries.setdefault(to_json(requires), _Entry(requires))
+        cost = cost_of(policy_of(queue.policy), queue.requires)
+        entry = entries.setdefault(to_json([requires, cost]), _Entry(requires, cost))
+        entry_of[queue.id] = entry
         if (number := claimable.get(queue.id)) is not None:
             entry.queued += number
             entry.held_back += queue.pending - number

@@ -84,9 +84,13 @@ def ordered(findings: Iterable[Finding]) -> list[Finding]:
 
 def unserved_job(job: QueuedJob) -> Finding:
     """Return that no worker serves a job with queued tasks, or that none has the labels that they require."""
-    requirements = sql_jobs.policy_of(job.policy).requires, rules_queues.requires_of(job.requires)
-    if any(requirements) and job.unserved_since is None:
-        return _unmatched_job(job, shown(*requirements))
+    policy = sql_jobs.policy_of(job.policy)
+    requirements = policy.requires, rules_queues.requires_of(job.requires)
+    required = [shown(*requirements)] if any(requirements) else []
+    if (cost := sql_jobs.cost_of(policy, job.requires)) > 1:
+        required.append(f"{cost} slots")
+    if required and job.unserved_since is None:
+        return _unmatched_job(job, " and ".join(required))
     remedy = "Start a worker that registers this job, or cancel its tasks."
     since = f" since {job.unserved_since:%Y-%m-%d %H:%M} UTC" if job.unserved_since else ""
     version = f"version {job.version} of " if job.version is not None else ""
@@ -101,8 +105,9 @@ def _unmatched_job(job: QueuedJob, required: str) -> Finding:
     since = f" since {job.waits_since:%Y-%m-%d %H:%M} UTC" if job.waits_since else ""
     problem = f"No worker can run tasks of {job.full_name} that require {required}{since}"
     remedy = (
-        "Start a worker with these labels (zndraw-joblib worker --label); 'zndraw-joblib task ID --explain' "
-        "names the nearest worker. Or cancel these tasks, and submit them with other requirements."
+        "Start a worker with these labels and slots (zndraw-joblib worker --label, --concurrency); "
+        "'zndraw-joblib task ID --explain' names the nearest worker. Or cancel these tasks, and "
+        "submit them with other requirements."
     )
     finding = _queued(job, "tasks-without-matching-workers", Severity.CRITICAL, problem, remedy)
     return finding.model_copy(update={"since": job.waits_since})

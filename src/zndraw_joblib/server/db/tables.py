@@ -513,7 +513,8 @@ class Job(Base, table=True):
     first version, null in its own row.
 
     Tasks with requirements of their own are in queues of their own: `requires` has them as JSON, null in the
-    row of the version. `job_version` is the number of the queue, see `ports.version_of`. `masked` has the
+    row of the version. `job_version` is the number of the queue, see `ports.version_of`. `cost` is
+    how many slots of its worker a task of the queue takes, null for one. `masked` has the
     paths to the secret values of payloads, see `wire.masks`; null without any.
     """
 
@@ -563,6 +564,7 @@ class Job(Base, table=True):
     superseded: bool = Field(default=False, sa_column=Column(Boolean, nullable=False, server_default=false()))
     keep: str | None = _optional_text()
     requires: str | None = _optional_text()
+    cost: int | None = None
     masked: str | None = _optional_text()
 
 

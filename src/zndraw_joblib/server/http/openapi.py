@@ -181,6 +181,7 @@ _POLICY = {
     "without_workers": "queue",
     "keep": {"completed": 604800.0, "failed": "forever", "cancelled": None},
     "requires": {"memory_gb": {">=": 40}},
+    "cost": 1,
     "batch": {"max": 32, "wait_seconds": 0.2, "key": "/model"},
 }
 _PENDING_TASK: dict[str, Any] = {

@@ -20,6 +20,7 @@ from zndraw_joblib.server.queue import (
     rules_answers,
     rules_fairness,
     rules_limits,
+    rules_slots,
     rules_transitions,
     sql_claims,
     sql_expiry,
@@ -32,6 +33,7 @@ from zndraw_joblib.server.queue import (
 )
 from zndraw_joblib.server.queue.rules_allocations import NONE_LONG, LongQueues
 from zndraw_joblib.server.queue.rules_fairness import ClaimOrder, ClaimSlot
+from zndraw_joblib.server.queue.rules_slots import Reservations
 from zndraw_joblib.server.queue.sql_claim_statements import (
     ClaimAnswer,
     Claimant,
@@ -107,6 +109,7 @@ class JobSets:
         # The digest that each worker had last.
         self._digests: LRUCache[UUID, str] = LRUCache(max_names // 10)
         self._with_many_queues: LRUCache[UUID, bool] = LRUCache(max_names // 10)
+        self.reservations = Reservations()
 
     def of_workers(self, worker_ids: Iterable[UUID]) -> dict[str, JobSet]:
         """Return the sets that these workers had last by their digests, as far as they are known."""
@@ -167,7 +170,8 @@ class Claim(NamedTuple):
     A repeated claim with the same `claim_id` gets the same tasks. `order` comes from the server's settings.
     With `start`, the tasks are also started. The caller may not serve the jobs of the rooms `refused_rooms`.
     A claim with a `choice` of queues, or one that passes over those in `long`, is never plain. Until its
-    first task has waited for `fill_for`, it takes as many tasks as it can get, or raises `NotFull`.
+    first task has waited for `fill_for`, it takes as many tasks as it can get, or raises `NotFull`. If it
+    `is_batch`, its tasks are run together, and take slots as one.
     """
 
     caller: Identity
@@ -180,6 +184,7 @@ class Claim(NamedTuple):
     refused_rooms: Collection[str] = frozenset()
     choice: QueueChoice | None = None
     fill_for: timedelta = timedelta()
+    is_batch: bool = False
     long: LongQueues = NONE_LONG
 
     @property
@@ -200,9 +205,12 @@ class Claim(NamedTuple):
     def is_open(self, head: QueueHead) -> bool:
         """Return whether it may take from a queue."""
         is_chosen = self.choice is None or (head.job_id in self.choice.ids) != self.choice.is_excluded
+        return is_chosen and self.is_open_to_worker(head)
+
+    def is_open_to_worker(self, head: QueueHead) -> bool:
+        """Return whether its worker may take from a queue, by this claim or another."""
         return (
-            is_chosen
-            and head.job_id not in self.long.ids
+            head.job_id not in self.long.ids
             and not head.paused
             and head.room_id != INTERNAL
             and head.room_id not in self.refused_rooms
@@ -217,7 +225,12 @@ class Claim(NamedTuple):
         return None
 
     def empty(
-        self, jobs: JobSet, reason: EmptyReason, *, is_contended: bool
+        self,
+        jobs: JobSet,
+        reason: EmptyReason,
+        *,
+        is_contended: bool,
+        passed: frozenset[JobName] = frozenset(),
     ) -> "ClaimResult | ProblemException":
         """Return the result without tasks for a worker of these jobs; a refusal if it may serve none."""
         if reason != EmptyReason.DRAINING and jobs.is_global and not jobs.without(self.refused_rooms).names:
@@ -225,7 +238,7 @@ class Claim(NamedTuple):
         waits_for = self.waits_for(jobs)
         if reason != EmptyReason.DRAINING and self.long.ids and not waits_for.names:
             reason = EmptyReason.NO_TIME
-        return ClaimResult(jobs=waits_for, is_contended=is_contended, reason=reason)
+        return ClaimResult(jobs=waits_for.without((), passed), is_contended=is_contended, reason=reason)
 
     def waits_for(self, jobs: JobSet) -> JobSet:
         """Return those queues of its worker, which has these jobs, that it may take from."""
@@ -245,8 +258,9 @@ class ClaimResult:
     """The tasks of a claim, or why there is none, and the jobs whose queues to wait for.
 
     `is_contended`: a task was pending, but another transaction held it; claim again. `is_left_out`:
-    large tasks of other claims filled this transaction; claim again at once. `required` are the tasks
-    whose requirements are to be read after the commit.
+    large tasks of other claims filled this transaction; claim again at once. `is_reserved`: the worker keeps
+    its free slots for a task that takes more. `required` are the tasks whose requirements are to be read
+    after the commit.
     """
 
     tasks: list[TaskResponse] = field(default_factory=list)
@@ -254,6 +268,7 @@ class ClaimResult:
     is_contended: bool = False
     is_left_out: bool = False
     reason: EmptyReason | None = None
+    is_reserved: bool = False
     required: Sequence[TaskRow] = ()
 
     @property
@@ -264,10 +279,13 @@ class ClaimResult:
     def keys(self, worker_id: UUID) -> tuple[list[str], KeySet]:
         """Return the keys that an empty claim waits on: its own, and those of its worker's jobs.
 
-        A worker at its `max_tasks` does not wait on jobs: a wake-up for a new task would be lost on it.
+        A worker at its `max_tasks`, or with slots that are reserved, does not wait on jobs: a wake-up for a
+        new task would be lost on it.
         """
-        if self.reason == EmptyReason.MAX_TASKS:
+        if self.reason == EmptyReason.MAX_TASKS or self.is_reserved:
             return [worker_key(worker_id), slot_key(worker_id)], NO_JOBS.keys
+        if self.reason == EmptyReason.NO_SLOTS:
+            return [worker_key(worker_id), slot_key(worker_id)], self.jobs.keys
         return [worker_key(worker_id)], self.jobs.keys
 
 
@@ -287,9 +305,22 @@ class _OpenQueues:
     are paused, refused or at their limit, or where other transactions have locked their tasks.
     """
 
-    def __init__(self, tx: Transaction, by_worker: dict[UUID, WorkerQueues]) -> None:
+    def __init__(
+        self,
+        tx: Transaction,
+        by_worker: dict[UUID, WorkerQueues],
+        workers: Mapping[UUID, WorkerRecord],
+        reservations: Reservations,
+    ) -> None:
         self._tx = tx
         self._by_worker = by_worker
+        self._workers = workers
+        self._reservations = reservations
+        # Of workers with queues whose tasks take several slots: their free slots, the queues whose tasks take
+        # more, and which workers keep their free slots for one of these.
+        self._free_slots: dict[UUID, int] = {}
+        self.passed: dict[UUID, set[UUID]] = {}
+        self.reserved: set[UUID] = set()
         # The jobs that are locked, once one of them has a limit, and how many more of its tasks may be held.
         self._locked: set[UUID] = set()
         self._free: dict[UUID, int] = {}
@@ -311,10 +342,56 @@ class _OpenQueues:
                 if item.is_open(head)
             }
             demand = {job_id: number for job_id, number in demand.items() if number}
+            if any(head.cost for head in heads):
+                demand = await self._fitting(item, heads, demand)
+                if item.worker_id in self.reserved:
+                    return demand
             if is_all or len(demand) >= count:
                 return demand
             limit = min(_GROWTH * len(heads), _ALL_QUEUES)
             self._by_worker |= await sql_claims.queues(self._tx, [item.worker_id], limit)
+
+    async def _fitting(
+        self, item: Claim, heads: Sequence[QueueHead], demand: dict[UUID, int]
+    ) -> dict[UUID, int]:
+        """Return the demand without queues whose tasks take more slots than are free.
+
+        If the worker keeps its free slots for the first task of one, it gets none that comes later.
+        """
+        worker_id, fitting = item.worker_id, {}
+        if worker_id not in self._free_slots:
+            slots = self._workers[worker_id].slots
+            # The claims of a worker with batches choose their queues.
+            has_batches = item.choice is not None
+            self._free_slots[worker_id] = await rules_slots.free(
+                self._tx, worker_id, slots, has_batches=has_batches
+            )
+        passed = self.passed[worker_id] = set[UUID]()
+        self.reserved.discard(worker_id)
+        for head in heads:
+            if head.cost is None or head.cost <= self._free_slots[worker_id]:
+                if head.job_id in demand:
+                    fitting[head.job_id] = demand[head.job_id]
+            elif item.is_open_to_worker(head):
+                passed.add(head.job_id)
+                if await self._reservations.has(self._tx, head, worker_id):
+                    self.reserved.add(worker_id)
+                    break
+        return fitting
+
+    def share_slots(self, slots: Sequence[_WorkerSlot]) -> None:
+        """Let one claim of a worker take tasks of several slots, and only one task, or one batch."""
+        with_cost = set[UUID]()
+        for slot in slots:
+            worker_id = slot.claim.worker_id
+            heads = self._by_worker[worker_id].heads
+            if not any(head.cost and head.job_id in slot.demand for head in heads):
+                continue
+            if worker_id in with_cost:
+                slot.demand, slot.may_claim_again = {}, True
+            else:
+                with_cost.add(worker_id)
+                slot.task_limit = slot.task_limit if slot.claim.is_batch else 1
 
     async def set_demand(self, slots: Sequence[_WorkerSlot], count: int) -> None:
         """Set the demand of each slot to that of `count` queues, within the limits of their jobs.
@@ -348,6 +425,7 @@ class _OpenQueues:
                 ):
                     slot.refusal = EmptyReason.AT_CAPACITY
                     slot.may_claim_again = slot.may_claim_again or head.job_id in self._busy
+        self.share_slots(slots)
 
     async def _apply(self, limited: Mapping[UUID, QueueHead], job_ids: AbstractSet[UUID], count: int) -> None:
         self._checked |= limited.keys()
@@ -421,6 +499,17 @@ class _OpenQueues:
         )
         return await sql_pauses.active(self._tx) if may_be_paused else NO_PAUSES
 
+    async def names_of_passed(self, worker_ids: Iterable[UUID]) -> dict[UUID, frozenset[JobName]]:
+        """Return the names of the queues whose tasks take more slots than are free, of these workers."""
+        ids_of = {worker_id: ids for worker_id in worker_ids if (ids := self.passed.get(worker_id))}
+        if not ids_of:
+            return {}
+        names = await sql_jobs.queue_names(self._tx, set().union(*ids_of.values()))
+        return {
+            worker_id: frozenset(split_name(names[job_id]) for job_id in ids)
+            for worker_id, ids in ids_of.items()
+        }
+
     def has_paused(self, worker_id: UUID) -> bool:
         """Return whether a job of a worker is paused and has pending tasks."""
         return any(head.paused and head.room_id != INTERNAL for head in self._by_worker[worker_id].heads)
@@ -439,33 +528,47 @@ async def claim(
     ids = list(dict.fromkeys(item.worker_id for item in items))
     needed = min(MAX_CLAIMED, sum(item.task_limit for item in items))
     limit = _ALL_QUEUES if items[0].order.is_by_room else needed + _SPARE_QUEUES
+    sets = sets or JobSets()
     workers, by_worker = await sql_claims.lock_with_queues(tx, ids, limit, first_queues)
-    queues = _OpenQueues(tx, by_worker)
+    queues = _OpenQueues(tx, by_worker, workers, sets.reservations)
     slots = await _slots(items, workers, queues, needed)
     valid = list({id(slot): slot for slot in slots if isinstance(slot, _WorkerSlot)}.values())
     await _record_heartbeats(tx, valid, workers)
     tasks = await _repeated(tx, valid)
+    queues.share_slots(valid)
     await _apply_worker_limits(tx, valid, workers)
     are_counted = await _apply_token_limits(tx, valid)
     pauses = await queues.pauses()
     if pauses.is_all:
-        for slot in valid:
-            if slot.demand:
-                slot.demand, slot.refusal = {}, EmptyReason.PAUSED
+        _pause(valid)
     _share([slot for slot in valid if slot.demand])
     tasks |= (new := await _claim_new(tx, [slot for slot in valid if slot.demand], queues, pauses))
     await _record_claims(tx, new.values(), are_counted=are_counted)
     empty = list(dict.fromkeys(slot.claim.worker_id for slot in valid if tasks.keys().isdisjoint(slot.seqs)))
-    jobs = await (sets or JobSets()).read(tx, empty) if empty else {}
+    jobs, passed = await _jobs_of_empty(tx, empty, sets, queues)
     claimed_of = Counter(task.job_id for task in new.values())
     claimed_by = {task.worker_id for task in new.values()}
     for slot in valid:
         # The claim that it gave way to got no task in the end.
         slot.may_claim_again |= slot.gave_way and slot.claim.worker_id not in claimed_by
     return [
-        _result(slot, tasks, claimed_of, jobs, queues) if isinstance(slot, _WorkerSlot) else slot
+        _result(slot, tasks, claimed_of, jobs, queues, passed) if isinstance(slot, _WorkerSlot) else slot
         for slot in slots
     ]
+
+
+async def _jobs_of_empty(
+    tx: Transaction, worker_ids: Sequence[UUID], sets: JobSets, queues: _OpenQueues
+) -> tuple[dict[UUID, JobSet], dict[UUID, frozenset[JobName]]]:
+    """Return the jobs of workers that got no task, and their queues that need more slots than are free."""
+    jobs = await sets.read(tx, worker_ids) if worker_ids else {}
+    return jobs, await queues.names_of_passed(worker_ids)
+
+
+def _pause(slots: Iterable[_WorkerSlot]) -> None:
+    for slot in slots:
+        if slot.demand:
+            slot.demand, slot.refusal = {}, EmptyReason.PAUSED
 
 
 async def _record_claims(tx: Transaction, tasks: Collection[TaskRecord], *, are_counted: bool) -> None:
@@ -804,10 +907,15 @@ def _result(
     claimed_of: Counter[UUID],
     jobs: Mapping[UUID, JobSet],
     queues: _OpenQueues,
+    passed: Mapping[UUID, frozenset[JobName]],
 ) -> ClaimResult | ProblemException:
     records = [tasks[seq] for seq in slot.seqs if seq in tasks]
     if records:
-        return _claimed(records)
+        result = _claimed(records)
+        for task, record in zip(result.tasks, records, strict=True):
+            if record.policy.cost > 1:
+                task.cost = record.policy.cost
+        return result
     if slot.is_left_out:
         return ClaimResult(is_contended=True, is_left_out=True)
     worker_id = slot.claim.worker_id
@@ -817,7 +925,14 @@ def _result(
         for job_id, pending in slot.demand.items()
     )
     reason = slot.refusal or (EmptyReason.PAUSED if queues.has_paused(worker_id) else EmptyReason.EMPTY)
-    return slot.claim.empty(jobs[worker_id], reason, is_contended=is_left or slot.may_claim_again)
+    names = passed.get(worker_id, frozenset())
+    if names and reason not in {EmptyReason.DRAINING, EmptyReason.MAX_TASKS}:
+        reason = EmptyReason.NO_SLOTS
+    is_contended = is_left or slot.may_claim_again
+    empty = slot.claim.empty(jobs[worker_id], reason, is_contended=is_contended, passed=names)
+    if isinstance(empty, ClaimResult):
+        empty.is_reserved = worker_id in queues.reserved
+    return empty
 
 
 # Claim for workers of one queue without limits, as most workers are: with one statement on PostgreSQL.

@@ -17,6 +17,7 @@ from zndraw_joblib.server.queue import (
     sql_details,
     sql_jobs,
     sql_pauses,
+    sql_slots,
     sql_successors,
     sql_tasks,
     sql_workers,
@@ -57,8 +58,9 @@ async def worker_reasons(
     fitting, too_late = await _in_time(tx, task, job, active)
     if too_late is not None or not may_be_claimed or not task.is_queued:
         return [] if too_late is None else [too_late]
-    if all(load.is_full for load in fitting):
-        return [_busy(task, fitting)]
+    without_slots = await _in_slots(tx, task, fitting)
+    if without_slots is not None or all(load.is_full for load in fitting):
+        return [without_slots or _busy(task, fitting)]
     now = await tx.now()
     idle = [load for load in fitting if not load.held and now - load.created_at >= _UNCLAIMED_AFTER]
     waited = now - (task.queued_at or task.created_at)
@@ -77,11 +79,36 @@ async def _unmatched(tx: Transaction, task: TaskRecord) -> Reason | None:
     if nearest is None:
         return None
     count = nearest.workers
+    wanted = [shown(*nearest.requirements)] if any(nearest.requirements) else []
+    wanted += [f"{nearest.cost} slots"] if nearest.cost > 1 else []
+    labels = shown_labels(nearest.labels)
+    if nearest.cost > 1:
+        labels += ", 1 slot" if nearest.slots == 1 else f", {nearest.slots} slots"
     which = "its only worker" if count == 1 else f"the nearest of its {count:,} workers"
     return Reason(
         code="no_matching_worker",
-        detail=f"No worker of {task.job} has {shown(*nearest.requirements)}: {which}, {nearest.worker_id} "
-        f"({shown_labels(nearest.labels)}), lacks {' and '.join(nearest.missing)}.",
+        detail=f"No worker of {task.job} has {' and '.join(wanted)}: {which}, {nearest.worker_id} "
+        f"({labels}), lacks {' and '.join(nearest.missing)}.",
+    )
+
+
+async def _in_slots(tx: Transaction, task: TaskRecord, loads: Sequence[WorkerLoad]) -> Reason | None:
+    """Return that no worker has as many free slots as a task takes; None for a task that takes one."""
+    own = (await rules_queues.required(tx, [task])).get(task.id, rules_queues.Needs())
+    cost = max(task.policy.cost, own.cost or 1)
+    if cost == 1:
+        return None
+    of_queue = await sql_slots.of_workers(tx, task.job_id)
+    ids = {load.id for load in loads}
+    workers = sql_slots.most_free([row for row in of_queue if row.worker_id in ids])
+    if not workers or workers[0].free >= cost:
+        return None
+    first = workers[0]
+    which = "its only worker" if len(workers) == 1 else f"of its {len(workers):,} workers the one with most"
+    return Reason(
+        code="no_free_slots",
+        detail=f"A task of {task.job} takes {cost} slots here: {which}, {first.worker_id}, has "
+        f"{max(0, first.free)} of {first.slots} free. It keeps them free for the first of these tasks.",
     )
 
 

@@ -187,7 +187,7 @@ async def _save(tx: Transaction, item: JobToRegister, default: JobPolicy, worker
     if was_deleted:
         await sql_jobs.restore_with(tx, name, policy)
         job = served = await _set_current(tx, job._replace(deleted=False), others, request.schema_, worker_id)
-        if policy.requires != job.policy.requires:
+        if (policy.requires, policy.cost) != (job.policy.requires, job.policy.cost):
             await rules_queues.relink(tx, name)
     elif not is_new:
         job, served = await _set_schema(tx, caller, job, others, request.schema_, worker_id)
@@ -198,9 +198,14 @@ async def _save(tx: Transaction, item: JobToRegister, default: JobPolicy, worker
         if max_jobs is not None:
             await _check_room(tx, room_id, max_jobs)
     rules_answers.publish_jobs_changed(tx, room_id)
-    has_others = others or (rows and job.id != rows[0].id) or policy.requires or job.policy.requires
+    has_others = others or (rows and job.id != rows[0].id) or _is_placed(policy, job.policy)
     rows = await sql_jobs.lock_versions(tx, name) if has_others else [job]
     return _Saved(job, served, rows, policy, is_new or was_deleted, was_deleted)
+
+
+def _is_placed(*policies: JobPolicy) -> bool:
+    """Return whether a policy decides which workers can run tasks."""
+    return any(policy.requires or policy.cost > 1 for policy in policies)
 
 
 def _named_policy(request: JobRegisterRequest) -> JobPolicy:
@@ -339,7 +344,7 @@ async def _set_policy(tx: Transaction, caller: Identity, job: JobRecord, named: 
         await sql_jobs.set_policy(tx, job.name, policy)
         detail = policy.model_dump(mode="json", include=set(changed))
         await rules_audit.record(tx, caller, "job.policy", str(job.name), job.room_id, detail)
-    if "requires" in changed:
+    if changed.keys() & {"requires", "cost"}:
         await rules_queues.relink(tx, job.name)
     if changed.keys() & {"max_in_flight", "limits"}:
         versions = await sql_jobs.lock_versions(tx, job.name)
@@ -367,11 +372,13 @@ async def _worker(
 
 
 async def describe(tx: Transaction, worker_id: UUID, info: WorkerInfo, names: Sequence[JobName] = ()) -> None:
-    """Record what a worker, which is locked, says about itself. New labels change which queues it serves.
+    """Record what a worker, which is locked, says about itself.
 
-    Then the jobs of these `names` are locked with its others, in one order.
+    New labels or slots change which queues it serves. Then the jobs of these `names` are locked
+    with its others, in one order.
     """
-    has_changed = info.labels is not None and info.labels != await sql_workers.labels_of(tx, worker_id)
+    labels, slots = await sql_workers.placement_of(tx, worker_id)
+    has_changed = info.labels not in (None, labels) or info.slots not in (None, slots)
     await sql_workers.describe(tx, worker_id, info)
     if has_changed:
         await rules_queues.relabel(tx, worker_id, names)

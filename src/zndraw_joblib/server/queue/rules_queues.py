@@ -14,7 +14,7 @@ from pydantic_core import from_json, to_json
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.process.ports import QUEUES, version_of, worker_key
 from zndraw_joblib.server.queue import sql_jobs, sql_queues, sql_workers
-from zndraw_joblib.server.queue.sql_jobs import JobRecord
+from zndraw_joblib.server.queue.sql_jobs import OWN_COST, JobRecord, cost_of
 from zndraw_joblib.server.queue.sql_task_rows import TaskRecord, TaskRow
 from zndraw_joblib.wire.names import INTERNAL, JobName
 from zndraw_joblib.wire.policy import JobPolicy
@@ -31,18 +31,59 @@ _MAX_OTHERS = 200
 
 
 @lru_cache(maxsize=4096)
+def needs_of(stored: str | None) -> "Needs":
+    """Return what the tasks of a queue need, from the text in its row."""
+    requires = {} if stored is None else from_json(stored)
+    cost = requires.pop(OWN_COST, None)
+    return Needs(requires or None, cost)
+
+
 def requires_of(stored: str | None) -> Mapping[str, Any]:
-    """Return the requirements of a queue, from their text in its row."""
-    return {} if stored is None else from_json(stored)
+    """Return the labels that the tasks of a queue require, from the text in its row."""
+    return needs_of(stored).requires or {}
 
 
-def text_of(requires: AnyLabels) -> str | None:
-    """Return the text in the row of a queue with these requirements; None for none."""
-    return to_json(requires).decode() if requires else None
+class Needs(NamedTuple):
+    """What a submit says that a task needs of its worker, besides its job: labels, and slots."""
+
+    requires: AnyLabels = None
+    cost: int | None = None
+
+    @classmethod
+    def of(cls, options: Any) -> "Needs":
+        """Return what a submit or a schedule says; a cost of 1 is that of all tasks."""
+        return cls(options.requires or None, options.cost if options.cost != 1 else None)
+
+    @property
+    def text(self) -> str | None:
+        """The text in the row of the queue of such tasks; None for that of the job."""
+        if not self.requires and self.cost is None:
+            return None
+        own = {} if self.cost is None else {OWN_COST: self.cost}
+        return to_json({**own, **(self.requires or {})}).decode()
 
 
-def fault(requires: AnyLabels, name: JobName, policy: JobPolicy) -> ProblemException | None:
-    """Return why a task of a job cannot have these requirements; None if it can."""
+def fault(options: Any, name: JobName, policy: JobPolicy) -> ProblemException | None:
+    """Return why a task of a job cannot have these requirements and this cost; None if it can."""
+    return _cost_fault(options.cost, name, policy) or _label_fault(options.requires, name, policy)
+
+
+def _cost_fault(cost: int | None, name: JobName, policy: JobPolicy) -> ProblemException | None:
+    if cost is None:
+        return None
+    if name.room_id == INTERNAL and cost > 1:
+        detail = f"cost: {str(name)!r} runs in the server, whose slots have no cost; leave cost out"
+        return _refusal(detail, "cost")
+    if cost >= policy.cost:
+        return None
+    detail = (
+        f"cost: a task of job {str(name)!r} takes {policy.cost} slots, and {cost} is less. A submit may only "
+        "raise the cost of the job: change it, or leave it out"
+    )
+    return _refusal(detail, "cost")
+
+
+def _label_fault(requires: AnyLabels, name: JobName, policy: JobPolicy) -> ProblemException | None:
     if not requires:
         return None
     if name.room_id == INTERNAL:
@@ -60,17 +101,17 @@ def fault(requires: AnyLabels, name: JobName, policy: JobPolicy) -> ProblemExcep
 
 
 def _refusal(detail: str, *loc: str) -> InvalidRequest:
-    return InvalidRequest(detail, errors=[{"loc": ["body", *loc], "message": detail, "type": "requires"}])
+    return InvalidRequest(detail, errors=[{"loc": ["body", *loc], "message": detail, "type": loc[0]}])
 
 
-async def required(tx: Transaction, tasks: Iterable[TaskRow]) -> dict[UUID, Mapping[str, Any]]:
-    """Return the requirements of those of these tasks that have some, by id. Of others, nothing is read."""
+async def required(tx: Transaction, tasks: Iterable[TaskRow]) -> dict[UUID, Needs]:
+    """Return what those of these tasks need that need something, by id. Of others, nothing is read."""
     rows = [task for task in tasks if task.job_version >= QUEUES]
     if not rows:
         return {}
     names, numbers = [task.job_name for task in rows], [task.job_version for task in rows]
     stored = await sql_queues.by_numbers(tx, names, numbers)
-    return {task.id: requires_of(stored.get((task.job_name, task.job_version))) for task in rows}
+    return {task.id: needs_of(stored.get((task.job_name, task.job_version))) for task in rows}
 
 
 class Queues:
@@ -85,9 +126,9 @@ class Queues:
         """The rows of the queues."""
         return list(self._records.values())
 
-    async def open(self, tx: Transaction, name: JobName, job: JobRecord, requires: AnyLabels) -> None:
-        """Make the queue for these requirements of an active job, which is locked, unless it exists."""
-        key = name, text_of(requires)
+    async def open(self, tx: Transaction, name: JobName, job: JobRecord, needs: Needs) -> None:
+        """Make the queue for these needs of an active job, which is locked, unless it exists."""
+        key = name, needs.text
         if key[1] is None or key in self._records or key in self._refused:
             return
         try:
@@ -95,9 +136,9 @@ class Queues:
         except ProblemException as problem:
             self._refused[key] = problem
 
-    def get(self, name: JobName, job: JobRecord, requires: AnyLabels) -> JobRecord:
+    def get(self, name: JobName, job: JobRecord, needs: Needs) -> JobRecord:
         """Return the queue for a task. Raises the problem of one that cannot be made."""
-        key = name, text_of(requires)
+        key = name, needs.text
         if key in self._refused:
             raise self._refused[key]
         return job if key[1] is None else self._records[key]
@@ -129,21 +170,40 @@ class Nearest(NamedTuple):
     labels: AnyLabels
     missing: Sequence[str]
     requirements: tuple[AnyLabels, AnyLabels]
+    cost: int
+    slots: int
 
 
 async def nearest(tx: Transaction, task: TaskRecord) -> Nearest | None:
     """Return which worker comes next to what a task requires; None if one meets it, or there are none."""
-    own = (await required(tx, [task])).get(task.id)
+    own = (await required(tx, [task])).get(task.id, Needs())
+    cost = max(task.policy.cost, own.cost or 1)
     rows = await sql_jobs.versions(tx, task.job_name)
     number = version_of(task.job_version)
     ids = [row.id for row in rows if row.requires is None and row.job_version == number]
     candidates = await sql_queues.candidates(tx, ids) if ids else []
     if not candidates:
         return None
-    requirements = task.policy.requires, own
-    lacking = [(missing(worker.labels, *requirements), worker) for worker in candidates]
-    least, worker = min(lacking, key=lambda pair: len(pair[0]))
-    return Nearest(len(lacking), worker.id, worker.labels, least, requirements) if least else None
+    requirements = task.policy.requires, own.requires
+    lacking = [
+        ([*missing(worker.labels, *requirements), *_missing_slots(worker.slots, cost)], worker)
+        for worker in candidates
+    ]
+    least, worker = min(lacking, key=lambda pair: (len(pair[0]), -(pair[1].slots or 1)))
+    if not least:
+        return None
+    about = worker.id, worker.labels, least, requirements, cost, worker.slots or 1
+    return Nearest(len(lacking), *about)
+
+
+def _missing_slots(slots: int | None, cost: int) -> list[str]:
+    return [] if (slots or 1) >= cost else [f"{cost} slots"]
+
+
+def _fits(labels: AnyLabels, slots: int | None, row: JobRecord) -> bool:
+    """Return whether a worker with these labels and slots can run the tasks of a queue."""
+    is_large = (slots or 1) >= cost_of(row.policy, row.requires)
+    return is_large and matches(labels, row.policy.requires, requires_of(row.requires))
 
 
 async def lock(
@@ -172,8 +232,9 @@ async def _opened(tx: Transaction, job: JobRecord, requires: str) -> JobRecord:
                 queue = await sql_queues.reuse(tx, row, job, requires)
                 break
     if queue is None:
+        what = "requires" if requires_of(requires) else "cost"
         raise TooManyRequests(
-            f"requires: job {str(job.name)!r} has tasks with {MAX_QUEUES} different requirements, which is "
+            f"{what}: job {str(job.name)!r} has tasks with {MAX_QUEUES} different requirements, which is "
             "the limit; let some of them end, or use fewer different values",
             headers={"Retry-After": _RETRY_SECONDS},
         )
@@ -182,9 +243,8 @@ async def _opened(tx: Transaction, job: JobRecord, requires: str) -> JobRecord:
 
 
 async def _link(tx: Transaction, queue: JobRecord, candidates: Sequence[sql_queues.Candidate]) -> None:
-    """Link those workers to a queue that meet its requirements, and no others."""
-    requirements = queue.policy.requires, requires_of(queue.requires)
-    ids = [worker.id for worker in candidates if matches(worker.labels, *requirements)]
+    """Link those workers to a queue that have the labels and slots for its tasks, and no others."""
+    ids = [worker.id for worker in candidates if _fits(worker.labels, worker.slots, queue)]
     await _changed(tx, await sql_queues.set_links(tx, queue.id, ids))
 
 
@@ -201,12 +261,12 @@ async def link_worker(tx: Transaction, worker_id: UUID, rows: Sequence[JobRecord
 
     `rows` are all versions and queues of the job, locked.
     """
-    labels = await sql_workers.labels_of(tx, worker_id)
+    labels, slots = await sql_workers.placement_of(tx, worker_id)
     linked, unfit = set[UUID](), set[UUID]()
     for row in rows:
         if version_of(row.job_version) not in served:
             continue
-        if matches(labels, row.policy.requires, requires_of(row.requires)):
+        if _fits(labels, slots, row):
             linked.add(row.id)
         elif row.requires is None:
             unfit.add(row.id)
@@ -216,7 +276,7 @@ async def link_worker(tx: Transaction, worker_id: UUID, rows: Sequence[JobRecord
 
 
 async def relink(tx: Transaction, name: JobName) -> None:
-    """Link the workers of a job to its queues again, after its policy or labels have changed."""
+    """Link the workers of a job to its queues again, after its policy, labels or slots have changed."""
     rows = await sql_jobs.lock_versions(tx, name)
     versions = {row.job_version: row for row in rows if row.requires is None}
     if not versions:
@@ -224,7 +284,7 @@ async def relink(tx: Transaction, name: JobName) -> None:
     candidates = await sql_queues.candidates(tx, [row.id for row in versions.values()])
     for row in versions.values():
         of_version = [worker for worker in candidates if worker.job_id == row.id]
-        fit = [worker.id for worker in of_version if matches(worker.labels, row.policy.requires)]
+        fit = [worker.id for worker in of_version if _fits(worker.labels, worker.slots, row)]
         is_fit = set(fit)
         unfit = [worker.id for worker in of_version if worker.id not in is_fit]
         changed = [worker.id for worker in of_version if worker.is_fit != (worker.id in is_fit)]
@@ -237,7 +297,7 @@ async def relink(tx: Transaction, name: JobName) -> None:
 
 
 async def relabel(tx: Transaction, worker_id: UUID, others: Sequence[JobName] = ()) -> None:
-    """Link a worker, which is locked, to the queues of its jobs by its new labels. Lock `others` too."""
+    """Link a worker, which is locked, to the queues of its jobs by its labels and slots. Lock `others`."""
     names = await sql_queues.jobs_of_worker(tx, worker_id)
     await sql_queues.lock_all(tx, [*names, *others])
     for name in sorted(names):

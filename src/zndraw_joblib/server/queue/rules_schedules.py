@@ -28,6 +28,7 @@ from zndraw_joblib.server.queue import (
     sql_jobs,
     sql_schedules,
 )
+from zndraw_joblib.server.queue.rules_queues import Needs
 from zndraw_joblib.server.queue.rules_tasks import Submission
 from zndraw_joblib.server.queue.sql_schedules import LiveTasks, ScheduleRecord
 from zndraw_joblib.wire.masks import without_secrets
@@ -245,8 +246,8 @@ async def put_of_job(tx: Transaction, item: NewSchedule) -> tuple[ScheduleRespon
 
 async def _check_requirements(tx: Transaction, item: NewSchedule) -> None:
     """Raise `InvalidRequest` if tasks of the job cannot have the requirements of a schedule."""
-    job = await sql_jobs.by_name(tx, item.job) if item.times.requires else None
-    fault = None if job is None else rules_queues.fault(item.times.requires, item.job, job.policy)
+    job = await sql_jobs.by_name(tx, item.job) if Needs.of(item.times).text or item.times.cost else None
+    fault = None if job is None else rules_queues.fault(item.times, item.job, job.policy)
     if fault is not None:
         raise fault
 
@@ -421,6 +422,7 @@ def options(schedule: ScheduleRecord, due_at: datetime | None = None) -> TaskSub
         "debounce",
         "tags",
         "requires",
+        "cost",
     )
     fields = {name: value for name in names if (value := getattr(times, name)) is not None}
     if due_at is not None and (moment := run_at(schedule, due_at)) is not None:
@@ -442,7 +444,7 @@ async def fire(tx: Transaction, plans: Sequence[Plan], items: Sequence[Submissio
     # In this order, which other transactions have too.
     wanted: dict[JobName, set[str]] = {plan.schedule.job: set() for plan in plans}
     for item in items:
-        if (text := rules_queues.text_of(item.options.requires)) is not None:
+        if (text := Needs.of(item.options).text) is not None:
             wanted.setdefault(item.job, set()).add(text)
     await rules_queues.lock(tx, wanted)
     locked = await sql_schedules.lock_free(tx, [plan.schedule.id for plan in plans])

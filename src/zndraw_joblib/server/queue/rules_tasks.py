@@ -44,6 +44,7 @@ from zndraw_joblib.server.queue import (
     sql_trees,
 )
 from zndraw_joblib.server.queue.rules_details import DEFAULT_LIMITS, HeldAttempt, LogLimits
+from zndraw_joblib.server.queue.rules_queues import Needs
 from zndraw_joblib.server.queue.rules_successors import Predecessors
 from zndraw_joblib.server.queue.rules_unique import Duplicate
 from zndraw_joblib.server.queue.sql_groups import OpenGroup
@@ -243,7 +244,7 @@ async def submit(
         if item.is_deferred and isinstance(outcome, TaskRecord) and outcome.status is TaskStatus.CLAIMED:
             tx.wake(outcome.job_key, 1)
     return [
-        _submit_result(outcome, position_of, item.options.requires)
+        _submit_result(outcome, position_of, item.options)
         for item, outcome in zip(items, outcomes, strict=True)
     ]
 
@@ -254,7 +255,7 @@ async def _lock_jobs(
     """Lock the active jobs of these items, and the queues of their tasks."""
     wanted: dict[JobName, set[str]] = {item.job: set() for item in items}
     for item in items:
-        if (text := rules_queues.text_of(item.options.requires)) is not None:
+        if (text := Needs.of(item.options).text) is not None:
             wanted[item.job].add(text)
     jobs, queues = await rules_queues.lock(tx, wanted)
     return jobs, related._replace(queues=queues)
@@ -269,8 +270,8 @@ async def _open_queues(
 ) -> list[JobRecord]:
     """Make the queues that tasks with requirements need. Return these, and the jobs."""
     for item, fault in zip(items, faults, strict=True):
-        if fault is None and item.options.requires:
-            await queues.open(tx, item.job, jobs[item.job], item.options.requires)
+        if fault is None:
+            await queues.open(tx, item.job, jobs[item.job], Needs.of(item.options))
     return [*jobs.values(), *queues.records]
 
 
@@ -303,7 +304,7 @@ async def _write_submits(
 
 
 def _submit_result(
-    outcome: _Outcome, position_of: Mapping[UUID, int], requires: Mapping[str, Any] | None
+    outcome: _Outcome, position_of: Mapping[UUID, int], options: TaskSubmitRequest
 ) -> TaskResponse | Exception:
     if isinstance(outcome, Exception):
         return outcome
@@ -312,7 +313,10 @@ def _submit_result(
     response = rules_answers.task_response(task, position, unique_key=task.unique_text)
     if isinstance(outcome, Duplicate):
         return rules_answers.changed(response, duplicate=True)
-    return rules_answers.changed(response, requires=requires) if requires else response
+    if options.requires:
+        response = rules_answers.changed(response, requires=options.requires)
+    cost = max(task.policy.cost, options.cost or 1) if options.cost is not None else 1
+    return rules_answers.changed(response, cost=cost) if cost > 1 else response
 
 
 async def _key_holders(
@@ -413,7 +417,7 @@ def _task_or_duplicate(
     def make(*, is_new: bool = True) -> TaskRecord:
         if limits is not None and is_new and not item.is_unlimited:
             limits.add(item, job)
-        queue = related.queues.get(item.job, job, item.options.requires)
+        queue = related.queues.get(item.job, job, Needs.of(item.options))
         task, group, after = _task(item, queue, now, parent), item.options.group, item.options.after
         if after is not None and related.predecessors is not None:
             own = item.options.priority is None
@@ -478,7 +482,7 @@ async def _faults(
         or _predecessor_fault(item, related.predecessors)
         or _check(item, schemas.get(item.job), unserved, related.parents)
         or rules_payloads.mask_fault(item.payload, jobs[item.job].masked)
-        or rules_queues.fault(item.options.requires, item.job, jobs[item.job].policy)
+        or rules_queues.fault(item.options, item.job, jobs[item.job].policy)
         for item in items
     ]
 
@@ -784,8 +788,11 @@ async def get(
         response.after = await rules_successors.after_of(tx, task)
     if task.linked:
         response.successors = await sql_successors.successors_of(tx, task.seq) or None
-    if own := (await rules_queues.required(tx, [task])).get(task.id):
-        response.requires = dict(own)
+    own = (await rules_queues.required(tx, [task])).get(task.id, Needs())
+    if own.requires:
+        response.requires = dict(own.requires)
+    if (cost := max(task.policy.cost, own.cost or 1)) > 1:
+        response.cost = cost
     return response
 
 

@@ -124,10 +124,10 @@ async def _queues(
     _, queues = await rules_queues.lock(tx, wanted)
     found = []
     for task, job in tasks:
-        requires = rules_queues.requires_of(stored.get(task.job_id))
-        await queues.open(tx, job.name, job, requires)
+        needs = rules_queues.needs_of(stored.get(task.job_id))
+        await queues.open(tx, job.name, job, needs)
         with suppress(TooManyRequests):
-            found.append((task, queues.get(job.name, job, requires)))
+            found.append((task, queues.get(job.name, job, needs)))
     return found
 
 

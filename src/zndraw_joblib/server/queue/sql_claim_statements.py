@@ -99,7 +99,8 @@ async def claim_single_statement(  # noqa: PLR0913 - what the last claims have s
     Return None, after which nothing was written, if one of these conditions does not hold:
 
     - no worker is draining, has a limit, or got tasks for one of these ids before;
-    - all their jobs with tasks are one job, or there is one claim of one task; its job has no limit;
+    - all their jobs with tasks are one job, or there is one claim of one task; its job has no limit, and
+      its tasks take one slot;
     - no task has expired, or is of a room that has a pause, or is watched unless events were expected;
     - the payloads have up to `most_bytes` together.
 
@@ -349,7 +350,7 @@ first_tasks AS ({
 counted AS (
     UPDATE joblib_job SET pending = pending - (SELECT count(*) FROM first_tasks)
     WHERE id = (SELECT queue FROM ready) AND NOT {is_job_paused(_AT)}
-        AND max_in_flight IS NULL AND limits IS NULL
+        AND max_in_flight IS NULL AND limits IS NULL AND cost IS NULL
         AND EXISTS (SELECT 1 FROM first_tasks)
         AND NOT EXISTS (
             SELECT 1 FROM first_tasks
@@ -575,7 +576,7 @@ def _one_claimed(watched: str) -> str:
 counted AS (
     UPDATE joblib_job SET pending = pending - 1
     WHERE id = (SELECT job_id FROM ready) AND NOT {is_job_paused(_AT)}
-        AND max_in_flight IS NULL AND limits IS NULL
+        AND max_in_flight IS NULL AND limits IS NULL AND cost IS NULL
         AND EXISTS (
             SELECT 1 FROM first_task
             WHERE (first_task.seq = (SELECT seq FROM ready) OR (SELECT is_only FROM state))
@@ -668,7 +669,7 @@ def _queues_on_sqlite(condition: str) -> Any:
         f"""
 SELECT joblib_worker.id, joblib_worker.last_heartbeat,
     queue.id, queue.full_name, queue.job_version, queue.policy,
-    queue.max_in_flight IS NOT NULL OR queue.limits IS NOT NULL,
+    queue.max_in_flight IS NOT NULL OR queue.limits IS NOT NULL OR queue.cost IS NOT NULL,
     CASE WHEN :count IS NOT NULL THEN (
         SELECT sum(size) FROM ({first_tasks("payload_size(joblib_task) AS size", "queue.id", ":count")})
     ) END,

@@ -147,7 +147,7 @@ _FIRST_PLACE = f"""coalesce((
         ), {_LAST_PLACE})"""
 _HEAD_NAMES = (
     *("worker_id", "job_id", "lane", "seq", "pending", "paused", "max_in_flight", "limits", "room_id"),
-    *("paused_until", "has_pauses", "has_versions"),
+    *("paused_until", "has_pauses", "has_versions", "cost"),
 )
 # Other versions share the limits of a job; it costs a probe of an index where there are limits.
 _HAS_VERSIONS = """(joblib_job.max_in_flight IS NOT NULL OR joblib_job.limits IS NOT NULL) AND EXISTS (
@@ -156,12 +156,12 @@ _HAS_VERSIONS = """(joblib_job.max_in_flight IS NOT NULL OR joblib_job.limits IS
                 )"""
 _HEAD_COLUMNS = ", ".join(f"heads.{name}" for name in _HEAD_NAMES[1:])
 _JOB_COLUMNS = f"""pending, paused, max_in_flight, limits, room_id, paused_until, {HAS_PAUSES} AS has_pauses,
-                {_HAS_VERSIONS} AS has_versions"""
+                {_HAS_VERSIONS} AS has_versions, cost"""
 _HEADS_ON_SQLITE = statement(
     f"""
 SELECT workers.value, joblib_task.job_id, joblib_task.lane, joblib_task.seq,
     joblib_job.pending, joblib_job.paused, joblib_job.max_in_flight, joblib_job.limits, joblib_job.room_id,
-    joblib_job.paused_until, {HAS_PAUSES}, {_HAS_VERSIONS}
+    joblib_job.paused_until, {HAS_PAUSES}, {_HAS_VERSIONS}, joblib_job.cost
 FROM json_each(:workers) AS workers
 CROSS JOIN joblib_task ON joblib_task.seq IN (
     SELECT place & {(1 << _SEQ_BITS) - 1}
@@ -255,7 +255,7 @@ heads AS (
 _LOCK_WITH_HEADS = statement(
     f"""{_HEADS_OF_SETS}
 SELECT joblib_worker.id, joblib_worker.owner_id, joblib_worker.last_heartbeat, joblib_worker.draining,
-    joblib_worker.max_tasks, (
+    joblib_worker.max_tasks, joblib_worker.slots, (
         SELECT seen.last_heartbeat FROM joblib_worker AS seen WHERE seen.id = joblib_worker.id
     ) AS heartbeat_seen,
     {_HEAD_COLUMNS}, now()
@@ -280,7 +280,10 @@ SELECT sets.worker_id, {_HEAD_COLUMNS} FROM sets JOIN heads ON heads.digest = se
 
 
 class QueueHead(NamedTuple):
-    """A job with queued tasks, and the place of the first of them. `has_pauses`: a room may be paused."""
+    """A job with queued tasks, and the place of the first of them. `has_pauses`: a room may be paused.
+
+    `cost` is how many slots of its worker a task takes, None for one.
+    """
 
     job_id: UUID
     lane: int
@@ -293,6 +296,7 @@ class QueueHead(NamedTuple):
     paused_until: datetime | None
     has_pauses: bool
     has_versions: bool
+    cost: int | None = None
 
     @property
     def is_limited(self) -> bool:

@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 from uuid import UUID, uuid4
 
-from pydantic_core import to_json
+from pydantic_core import from_json, to_json
 
 from zndraw_joblib.server.db.bulk import padded
 from zndraw_joblib.server.db.database import Transaction
@@ -28,6 +28,24 @@ def policy_of(stored: str | None, without_workers: str | None = None) -> JobPoli
     if without_workers is None:
         return policy
     return policy.model_copy(update={"without_workers": WithoutWorkers(without_workers)})
+
+
+# The cost that a submit gives comes first in the text of the requirements of its queue.
+OWN_COST = "@cost"
+
+
+def cost_of(policy: JobPolicy, requires: str | None) -> int:
+    """Return how many slots of its worker a task of a queue takes."""
+    if requires is None or not requires.startswith(f'{{"{OWN_COST}":'):
+        return policy.cost
+    own: int = from_json(requires)[OWN_COST]
+    return max(policy.cost, own)
+
+
+def stored_cost(policy: JobPolicy, requires: str | None) -> int | None:
+    """Return the cost of a queue as its row has it: None for one slot."""
+    cost = cost_of(policy, requires)
+    return cost if cost > 1 else None
 
 
 class JobRecord(NamedTuple):
@@ -59,6 +77,7 @@ class JobRecord(NamedTuple):
     first_id: UUID | None
     superseded: bool
     requires: str | None
+    cost: int | None
     masked: str | None
 
     def is_paused(self, now: datetime) -> bool:
@@ -107,7 +126,7 @@ COLUMNS = (
         "paused",
     ),
     *("has_lanes", "policy", "max_in_flight", "limits", "without_workers", "unserved_since", "registered_by"),
-    *("paused_until", "job_version", "first_id", "superseded", "requires", "masked"),
+    *("paused_until", "job_version", "first_id", "superseded", "requires", "cost", "masked"),
 )
 # The name of a version's queue, by which claims wait.
 QUEUE_NAME = """joblib_job.full_name || CASE WHEN joblib_job.job_version = 1 THEN ''
@@ -143,11 +162,11 @@ FOR NO KEY UPDATE
 _ADD = statement(
     """
 INSERT INTO joblib_job (
-    id, room_id, category, name, schema, masked, created_at, policy, max_in_flight, limits, without_workers,
-    keep, registered_by,
+    id, room_id, category, name, schema, masked, created_at, policy, max_in_flight, limits, cost,
+    without_workers, keep, registered_by,
     deleted, pending, scheduled, paused, has_lanes, fair_round, fair_room
 ) VALUES (
-    :id, :room_id, :category, :name, :schema, :masked, :created_at, :policy, :max_in_flight, :limits,
+    :id, :room_id, :category, :name, :schema, :masked, :created_at, :policy, :max_in_flight, :limits, :cost,
     :without_workers, :keep, :registered_by,
     false, 0, 0, false, false, 0, ''
 )
@@ -188,10 +207,18 @@ _SET_POLICY = statement(
     """
 UPDATE joblib_job SET
     policy = :policy, max_in_flight = :max_in_flight, limits = :limits, without_workers = :without_workers,
-    keep = :keep
+    cost = :cost, keep = :keep
 WHERE full_name = :full_name
 """
 )
+_WITH_OWN_COSTS = statement(
+    f"""
+SELECT id, requires FROM joblib_job
+WHERE full_name = :full_name AND requires IS NOT NULL AND substr(requires, 1, 9) = '{{"{OWN_COST}":'
+""",
+    *("id", "requires"),
+)
+_SET_COST = statement("UPDATE joblib_job SET cost = :cost WHERE id = :id")
 _KEEPS = statement("SELECT id, keep FROM joblib_job WHERE keep IS NOT NULL", *("id", "keep"))
 _SET_SCHEMA = statement("UPDATE joblib_job SET schema = :schema, masked = :masked WHERE id = :id")
 _SET_MASKED = statement("UPDATE joblib_job SET masked = :masked WHERE id = :id")
@@ -322,7 +349,7 @@ _SUPERSEDE = statement(
 # What belongs to the whole job. A new version has it from the current one.
 OF_JOB = (
     *("room_id", "category", "name", "created_at", "policy", "max_in_flight", "limits", "without_workers"),
-    *("keep", "registered_by", "unserved_since", "paused", "paused_until"),
+    *("keep", "registered_by", "unserved_since", "paused", "paused_until", "cost"),
 )
 _ADD_VERSION = statement(
     f"""
@@ -404,6 +431,9 @@ _ROOMS = statement("SELECT DISTINCT room_id FROM joblib_job WHERE id = ANY (:all
 _FULL_NAMES = statement(
     "SELECT id, full_name, job_version FROM joblib_job WHERE id = ANY (:all_id)",
     *("id", "full_name", "job_version"),
+)
+_QUEUE_NAMES = statement(
+    f"SELECT id, {QUEUE_NAME} AS queue FROM joblib_job WHERE id = ANY (:all_id)", *("id", "queue")
 )
 _CLAIMABLE = statement(
     f"""
@@ -505,6 +535,8 @@ async def restore_with(tx: Transaction, name: JobName, policy: JobPolicy) -> Non
 async def set_policy(tx: Transaction, name: JobName, policy: JobPolicy) -> None:
     """Replace the policy of a job, in all its versions."""
     await tx.execute(_SET_POLICY, {"full_name": str(name), **_stored(name, policy)})
+    for queue_id, requires in (await tx.execute(_WITH_OWN_COSTS, {"full_name": str(name)})).all():
+        await tx.execute(_SET_COST, {"id": queue_id, "cost": stored_cost(policy, requires)})
 
 
 async def set_schema(
@@ -802,6 +834,12 @@ async def full_names(tx: Transaction, job_ids: Iterable[UUID]) -> dict[UUID, tup
     return {job_id: (name, number) for job_id, name, number in rows}
 
 
+async def queue_names(tx: Transaction, job_ids: Iterable[UUID]) -> dict[UUID, str]:
+    """Return the names of queues, by which claims wait, by id."""
+    rows = await tx.execute(_QUEUE_NAMES, {"all_id": padded(sorted(set(job_ids)))})
+    return {job_id: name for job_id, name in rows}
+
+
 async def other_queues(tx: Transaction, job_ids: Iterable[UUID]) -> list[str]:
     """Return the queues of the other versions of these jobs, but not of old ones without pending tasks."""
     return list((await tx.execute(_OTHER_QUEUES, {"all_id": padded(sorted(set(job_ids)))})).scalars())
@@ -827,6 +865,7 @@ def _stored(name: JobName, policy: JobPolicy) -> dict[str, Any]:
         "policy": None if stored == JobPolicy() else stored.model_dump_json(exclude={"without_workers"}),
         "max_in_flight": policy.max_in_flight,
         "limits": to_json({"of": str(name), "limits": policy.limits}).decode() if policy.limits else None,
+        "cost": stored_cost(policy, None),
         "without_workers": policy.without_workers,
         "keep": None if policy.keep is None else policy.keep.model_dump_json(exclude_none=True),
     }

@@ -8,7 +8,7 @@ from zndraw_joblib.server.db.bulk import padded
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.statements import BOOLEAN, TEXT, UUID_TYPE, statement
 from zndraw_joblib.server.process.ports import QUEUES, version_of
-from zndraw_joblib.server.queue.sql_jobs import COLUMNS, OF_JOB, QUEUE_NAME, JobRecord
+from zndraw_joblib.server.queue.sql_jobs import COLUMNS, OF_JOB, QUEUE_NAME, JobRecord, stored_cost
 from zndraw_joblib.wire.masks import joined_paths
 from zndraw_joblib.wire.names import JobName
 
@@ -24,14 +24,15 @@ FOR NO KEY UPDATE
 """,
     *(*COLUMNS, "now"),
 )
+_SHARED = [name for name in OF_JOB if name != "cost"]
 _ADD = statement(
     f"""
 INSERT INTO joblib_job (
-    id, schema, masked, job_version, first_id, requires, {", ".join(OF_JOB)}, deleted_at,
+    id, schema, masked, job_version, first_id, requires, {", ".join(_SHARED)}, deleted_at, cost,
     superseded, deleted, pending, scheduled, has_lanes, fair_round, fair_room
 )
-SELECT :id, schema, masked, :job_version, coalesce(first_id, id), :requires, {", ".join(OF_JOB)}, :now,
-    true, true, 0, 0, false, 0, ''
+SELECT :id, schema, masked, :job_version, coalesce(first_id, id), :requires, {", ".join(_SHARED)}, :now,
+    :cost, true, true, 0, 0, false, 0, ''
 FROM joblib_job WHERE id = :current
 """,
     current=UUID_TYPE,
@@ -55,6 +56,7 @@ FOR NO KEY UPDATE SKIP LOCKED
 _REUSE = statement(
     """
 UPDATE joblib_job SET requires = :requires, job_version = :job_version, has_lanes = false, deleted_at = :now,
+    cost = :cost,
     schema = (SELECT current.schema FROM joblib_job AS current WHERE current.id = :current), masked = :masked
 WHERE id = :id
 """,
@@ -63,7 +65,7 @@ WHERE id = :id
 # Workers that are registered for a version of a job, and whether they are linked to it.
 _CANDIDATES = statement(
     """
-SELECT joblib_worker.id, joblib_worker.labels, version.job_id, version.is_fit
+SELECT joblib_worker.id, joblib_worker.labels, joblib_worker.slots, version.job_id, version.is_fit
 FROM (
     SELECT worker_id, job_id, true AS is_fit FROM joblib_worker_job WHERE job_id = ANY (:all_job_id)
     UNION ALL
@@ -72,7 +74,7 @@ FROM (
 JOIN joblib_worker ON joblib_worker.id = version.worker_id
 ORDER BY joblib_worker.id
 """,
-    *("id", "labels", "job_id", "is_fit"),
+    *("id", "labels", "slots", "job_id", "is_fit"),
     is_fit=BOOLEAN,
 )
 _LINKED = statement("SELECT worker_id FROM joblib_worker_job WHERE job_id = :job_id", "worker_id")
@@ -135,6 +137,7 @@ class Candidate(NamedTuple):
 
     id: UUID
     labels: Mapping[str, Any] | None
+    slots: int | None
     job_id: UUID
     is_fit: bool
 
@@ -196,7 +199,7 @@ async def add(tx: Transaction, job: JobRecord, requires: str, taken: Iterable[in
     place = next(place for place in range(1, len(places) + 2) if place not in places)
     record = _record(job, uuid4(), place * QUEUES + job.job_version, requires)
     params = {"id": record.id, "job_version": record.job_version, "requires": requires, "current": job.id}
-    await tx.execute(_ADD, {**params, "now": await tx.now()})
+    await tx.execute(_ADD, {**params, "cost": record.cost, "now": await tx.now()})
     return record
 
 
@@ -210,9 +213,10 @@ async def reuse(tx: Transaction, queue: QueueRow, job: JobRecord, requires: str)
     number = queue.number - queue.version + job.job_version
     # Its ended tasks may have payloads of another version.
     masked = joined_paths([queue.masked, job.masked])
+    record = _record(job, queue.id, number, requires)._replace(masked=masked)
     params = {"id": queue.id, "job_version": number, "requires": requires, "current": job.id}
-    await tx.execute(_REUSE, {**params, "masked": masked, "now": await tx.now()})
-    return _record(job, queue.id, number, requires)._replace(masked=masked)
+    await tx.execute(_REUSE, {**params, "masked": masked, "cost": record.cost, "now": await tx.now()})
+    return record
 
 
 def _record(job: JobRecord, queue_id: UUID, number: int, requires: str) -> JobRecord:
@@ -222,6 +226,7 @@ def _record(job: JobRecord, queue_id: UUID, number: int, requires: str) -> JobRe
         job_version=number,
         first_id=job.stable_id,
         requires=requires,
+        cost=stored_cost(job.policy, requires),
         deleted=True,
         superseded=True,
         pending=0,

@@ -25,6 +25,7 @@ class WorkerRecord(NamedTuple):
     last_heartbeat: datetime
     draining: bool
     max_tasks: int | None
+    slots: int | None
 
 
 class OwnerCounts(NamedTuple):
@@ -149,7 +150,7 @@ _UNLINK_SOME, _UNMARK_SOME = (
     statement(f"DELETE FROM {table} WHERE worker_id = :worker_id AND job_id = ANY (:all_job_id)")
     for table in ("joblib_worker_job", "joblib_unfit_worker")
 )
-_LABELS = statement("SELECT labels FROM joblib_worker WHERE id = :id", "labels")
+_PLACEMENT = statement("SELECT labels, slots FROM joblib_worker WHERE id = :id", *("labels", "slots"))
 _SERVED_JOBS = statement(
     f"""
 SELECT joblib_worker_job.worker_id, joblib_job.room_id, joblib_job.category, joblib_job.name
@@ -358,10 +359,10 @@ async def set_links(
     return not before <= set(linked)
 
 
-async def labels_of(tx: Transaction, worker_id: UUID) -> dict[str, Any] | None:
-    """Return the labels of a worker."""
-    labels: dict[str, Any] | None = (await tx.execute(_LABELS, {"id": worker_id})).scalar_one_or_none()
-    return labels
+async def placement_of(tx: Transaction, worker_id: UUID) -> tuple[dict[str, Any] | None, int | None]:
+    """Return the labels and the slots of a worker, as it has said them."""
+    row = (await tx.execute(_PLACEMENT, {"id": worker_id})).one_or_none()
+    return (None, None) if row is None else (row.labels, row.slots)
 
 
 async def unlink(tx: Transaction, worker_id: UUID, job_id: UUID) -> bool:

@@ -93,7 +93,9 @@ class BatchClaim:
             fill_for = timedelta(seconds=batch.wait_seconds if now < self._deadline else 0)
         rest = fill_for - candidate.age
         if candidate.may_be_full or rest <= timedelta():
-            chosen = item._replace(task_limit=batch.max, choice=candidate.choice, fill_for=fill_for)
+            chosen = item._replace(
+                task_limit=batch.max, choice=candidate.choice, fill_for=fill_for, is_batch=True
+            )
             try:
                 return await self._claim(chosen)
             except NotFull as not_full:
@@ -108,7 +110,7 @@ class BatchClaim:
         for name, pending in candidate.pending.items():
             self._unused[job_key(name)] = pending
         for task in result.tasks if result is not None else ():
-            if task.requires:
+            if task.requires or task.cost:
                 continue  # of a queue that was read under another name
             key = key_of(task)
             self._unused[key] = self._unused.get(key, 0) - 1

@@ -170,6 +170,8 @@ Write = Callable[..., Awaitable[Any]]
 SubmitAll = Callable[[Transaction, Sequence[rules_tasks.Submission]], Awaitable[list[TaskResponse]]]
 
 _MAX_CLAIM_PAUSE, _FINISH_SECONDS, _LAST_EVENTS_SECONDS = 0.5, 10.0, 1.0
+# A claim whose worker keeps its free slots for a task looks so often whether this task still waits.
+_RESERVED_SECONDS = 1.0
 # A write for this many tasks takes a few milliseconds, or a few tens if it changes all of them.
 _TASKS_PER_SHORT_WRITE = 500
 
@@ -693,6 +695,8 @@ class Runtime:
         while result is not None and not result.is_final and not self.waiters.is_over(deadline, disconnected):
             keys = result.keys(item.worker_id)
             until = flow.until(deadline)
+            if result.is_reserved:
+                until = min(until, time.monotonic() + _RESERVED_SECONDS)
             result = await self._wait_for_claim(item, keys, until, disconnected, access, flow)
         return result
 
@@ -753,9 +757,11 @@ class Runtime:
             await asyncio.sleep(backoff.next())
         self._last_heartbeats.add(item.worker_id)
         if result.required:
-            requirements = await self.database.read_short(rules_queues.required, result.required)
+            needs_of = await self.database.read_short(rules_queues.required, result.required)
             for task in result.tasks:
-                task.requires = dict(requirements.get(task.id, ())) or None
+                if (needs := needs_of.get(task.id)) is not None:
+                    task.requires = dict(needs.requires or ()) or None
+                    task.cost = max(task.cost or 1, needs.cost or 1) if needs.cost else task.cost
         return result
 
     async def get_group(

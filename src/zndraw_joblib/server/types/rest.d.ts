@@ -2258,8 +2258,8 @@ export interface components {
          *     `queued` counts the tasks that a worker with a free slot would get now. Other tasks in the queues are
          *     `held_back`, by a pause or a limit; scheduled tasks count nowhere. `running` are those that run on the
          *     workers whose `slots`, free and busy, are counted: those that send heartbeats and do not drain.
-         *     `desired_slots` is `queued` plus `running`. `oldest_seconds` is how long the first queued task has waited.
-         *     `by_requirement` has the parts with the most desired slots, at most 100.
+         *     `desired_slots` is `queued` plus `running`, each task with its cost. `oldest_seconds` is how long the
+         *     first queued task has waited. `by_requirement` has the parts with the most desired slots, at most 100.
          */
         Demand: {
             /** Queued */
@@ -2284,10 +2284,11 @@ export interface components {
          *     `empty`: no task waits. `paused`: the jobs or rooms of the waiting tasks, or all rooms, are paused.
          *     `at_capacity`: the concurrency limit of the job or of the room is reached. `max_tasks`: the worker holds
          *     as many tasks as it may. `draining`: an operator drains the worker. `no_time`: each of its jobs is
-         *     expected to run for longer than its `remaining_seconds`; the claim does not wait.
+         *     expected to run for longer than its `remaining_seconds`; the claim does not wait. `no_slots`: the first
+         *     task takes more slots than the worker has free.
          * @enum {string}
          */
-        EmptyReason: "empty" | "paused" | "at_capacity" | "max_tasks" | "draining" | "no_time";
+        EmptyReason: "empty" | "paused" | "at_capacity" | "max_tasks" | "draining" | "no_time" | "no_slots";
         /**
          * EventKind
          * @description What an event is about.
@@ -2813,6 +2814,11 @@ export interface components {
                     [key: string]: number | string | (number | string)[];
                 };
             };
+            /**
+             * Cost
+             * @description Default: `1`.
+             */
+            cost: number;
             batch: components["schemas"]["JobBatch"] | null;
             /** Schema */
             schema: {
@@ -2961,6 +2967,11 @@ export interface components {
                     [key: string]: number | string | (number | string)[];
                 };
             };
+            /**
+             * Cost
+             * @description Default: `1`.
+             */
+            cost?: number;
             batch?: components["schemas"]["JobBatch"] | null;
             /** Schema */
             schema?: {
@@ -3031,6 +3042,11 @@ export interface components {
                     [key: string]: number | string | (number | string)[];
                 };
             };
+            /**
+             * Cost
+             * @description Default: `1`.
+             */
+            cost?: number;
             batch?: components["schemas"]["JobBatch"] | null;
             /** Schema */
             schema?: {
@@ -3114,6 +3130,11 @@ export interface components {
                     [key: string]: number | string | (number | string)[];
                 };
             };
+            /**
+             * Cost
+             * @description Default: `1`.
+             */
+            cost: number;
             batch: components["schemas"]["JobBatch"] | null;
             /** Schema */
             schema: {
@@ -3806,7 +3827,7 @@ export interface components {
         };
         /**
          * RequirementDemand
-         * @description The demand of the tasks that require the same labels of a worker.
+         * @description The demand of the tasks that require the same labels of a worker, and take `cost` slots each.
          *
          *     `slots` are those of present workers with these labels.
          */
@@ -3815,6 +3836,11 @@ export interface components {
             requires: {
                 [key: string]: unknown;
             };
+            /**
+             * Cost
+             * @default 1
+             */
+            cost: number;
             /** Queued */
             queued: number;
             /** Held Back */
@@ -4008,6 +4034,8 @@ export interface components {
                     [key: string]: number | string | (number | string)[];
                 };
             } | null;
+            /** Cost */
+            cost?: number | null;
             /** Job */
             job: string;
             /** Paused */
@@ -4092,6 +4120,8 @@ export interface components {
                     [key: string]: number | string | (number | string)[];
                 };
             } | null;
+            /** Cost */
+            cost: number | null;
             /** Next Due At */
             next_due_at: string | null;
             /** Last Due At */
@@ -4118,8 +4148,8 @@ export interface components {
          *     - `catch_up`, `max_catch_up`: for due times that no server submitted within a minute, because all were
          *       down or the schedule was paused.
          *     - `starts_at`, `ends_at`: the first and the last time that may be due.
-         *     - `payload`, `priority`, `expires_in_seconds`, `max_attempts`, `unique`, `debounce`, `tags`, `requires`:
-         *       of each task, as in a submit. A due time whose key another task holds has no task of its own.
+         *     - `payload`, `priority`, `expires_in_seconds`, `max_attempts`, `unique`, `debounce`, `tags`, `requires`,
+         *       `cost`: of each task, as in a submit. A due time whose key another task holds has no task of its own.
          */
         ScheduleTimes: {
             /** Cron */
@@ -4171,6 +4201,8 @@ export interface components {
                     [key: string]: number | string | (number | string)[];
                 };
             } | null;
+            /** Cost */
+            cost?: number | null;
         };
         /**
          * ScheduleUpdate
@@ -4831,6 +4863,8 @@ export interface components {
          *       responses to requests that read one task.
          *     - `requires`: what its submit requires of the labels of its worker, besides its job; only in responses to
          *       claims, to submits and to requests that read one task.
+         *     - `cost`: how many slots of its worker it takes, if these are several; only in responses to claims, to
+         *       submits that have said so, and to requests that read one task.
          *     - `token`: a bearer token with the rights of this claim alone; only in responses to claims with `tokens`.
          */
         TaskResponse: {
@@ -4923,6 +4957,8 @@ export interface components {
             requires?: {
                 [key: string]: unknown;
             } | null;
+            /** Cost */
+            cost?: number | null;
             /** Token */
             token?: string | null;
         };
@@ -4983,7 +5019,7 @@ export interface components {
          *     before a worker gets it. Its priority is by default the highest of its job and its predecessors.
          *
          *     `requires` are conditions on the labels of the worker that may run it, besides those of the job, which it
-         *     may only narrow.
+         *     may only narrow. `cost` is how many slots of its worker it takes; it may only raise that of the job.
          */
         TaskSubmitRequest: {
             /** Payload */
@@ -5016,6 +5052,8 @@ export interface components {
                     [key: string]: number | string | (number | string)[];
                 };
             } | null;
+            /** Cost */
+            cost?: number | null;
         };
         /**
          * TaskToSubmit
@@ -5052,6 +5090,8 @@ export interface components {
                     [key: string]: number | string | (number | string)[];
                 };
             } | null;
+            /** Cost */
+            cost?: number | null;
             /** Room Id */
             room_id: string;
             /** Job Name */
@@ -8922,6 +8962,7 @@ export interface operations {
                      *           ">=": 40
                      *         }
                      *       },
+                     *       "cost": 1,
                      *       "batch": {
                      *         "max": 32,
                      *         "wait_seconds": 0.2,

@@ -136,6 +136,7 @@ function Policy({ job }) {
     ["Time to start", job.start_timeout_seconds ? duration(job.start_timeout_seconds) : "no limit"],
     ["Running at once", job.max_in_flight ? count(job.max_in_flight) : "no limit"],
     ["Requires", requirementsText(job.requires) || "nothing"],
+    ["Slots of a task", count(job.cost ?? 1)],
     ["Limits", job.limits?.map(limitText).join("; ") || "none"],
     ["Pending at once", job.max_pending ? count(job.max_pending) : "no limit"],
     ["Pending from one room", job.max_pending_per_room ? count(job.max_pending_per_room) : "no limit"],

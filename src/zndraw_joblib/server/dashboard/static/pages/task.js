@@ -138,6 +138,7 @@ function Summary({ task, explanation }) {
       ["Schedule", task.schedule && html`${task.schedule}${task.due_at && html`, due <${Ago} at=${task.due_at} />`}`],
       ["Group", task.group && html`<a class="id" href=${href(["groups", task.group])} title=${task.group}>${shortId(task.group)}</a>`],
       ["Requires", task.requires && requirementsText(task.requires)],
+      ["Takes", task.cost && `${count(task.cost)} slots of its worker`],
       ["Tags", task.tags && html`<${Tags} tags=${task.tags} />`],
       ["Submitted by", task.parent && html`<${TaskLink} id=${task.parent} />`],
       ["First of the tree", task.root && task.root !== task.parent && html`<${TaskLink} id=${task.root} />`],

@@ -1,0 +1,104 @@
+"""Slots of workers, and what the tasks that they hold take of them."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import NamedTuple
+from uuid import UUID
+
+from zndraw_joblib.server.db.column_types import UtcDateTime
+from zndraw_joblib.server.db.database import Transaction
+from zndraw_joblib.server.db.statements import INTEGER, UUID_TYPE, statement
+from zndraw_joblib.server.queue.sql_task_rows import TASK_IS_HELD, TASK_IS_QUEUED
+
+# A worker that does not say its slots has one.
+SLOTS = "coalesce(joblib_worker.slots, 1)"
+
+
+class HeldTasks(NamedTuple):
+    """Tasks of a queue that a worker holds by one claim; `cost` and `policy` are those of the queue."""
+
+    claim_id: UUID | None
+    number: int
+    cost: int | None
+    policy: str | None
+
+
+class SlotsOf(NamedTuple):
+    """A worker of a queue, its slots, and how many of them the tasks that it holds take."""
+
+    worker_id: UUID
+    slots: int
+    taken: int
+
+    @property
+    def free(self) -> int:
+        """How many slots are free."""
+        return self.slots - self.taken
+
+
+class FirstTask(NamedTuple):
+    """The room of the first task of a queue, and since when it waits."""
+
+    room_id: str
+    since: datetime
+
+
+_HELD = statement(
+    f"""
+SELECT held.claim_id, held.number, joblib_job.cost, joblib_job.policy
+FROM (
+    SELECT job_id, claim_id, count(*) AS number FROM joblib_task
+    WHERE {TASK_IS_HELD} AND worker_id = :worker_id
+    GROUP BY job_id, claim_id
+) AS held
+JOIN joblib_job ON joblib_job.id = held.job_id
+""",
+    *HeldTasks._fields,
+    claim_id=UUID_TYPE,
+)
+# Each worker is looked up by itself, so that the tasks of others are not read.
+_OF_WORKERS = statement(
+    f"""
+SELECT joblib_worker.id, {SLOTS} AS slots, CAST(coalesce((
+    SELECT sum(coalesce(joblib_job.cost, 1))
+    FROM joblib_task JOIN joblib_job ON joblib_job.id = joblib_task.job_id
+    WHERE {TASK_IS_HELD} AND joblib_task.worker_id = joblib_worker.id
+), 0) AS integer) AS taken
+FROM joblib_worker_job JOIN joblib_worker ON joblib_worker.id = joblib_worker_job.worker_id
+WHERE joblib_worker_job.job_id = :job_id AND NOT joblib_worker.draining
+""",
+    *SlotsOf._fields,
+    slots=INTEGER,
+    taken=INTEGER,
+)
+# The job is a range, as in the statements of a claim.
+_FIRST = statement(
+    f"""
+SELECT room_id, coalesce(queued_at, created_at) AS since FROM joblib_task
+WHERE job_id >= :job_id AND job_id <= :job_id AND {TASK_IS_QUEUED}
+ORDER BY job_id, lane, seq LIMIT 1
+""",
+    *FirstTask._fields,
+    since=UtcDateTime(),
+)
+
+
+async def held(tx: Transaction, worker_id: UUID) -> list[HeldTasks]:
+    """Return the tasks that a worker holds, by queue and claim."""
+    return [HeldTasks(*row) for row in await tx.execute(_HELD, {"worker_id": worker_id})]
+
+
+async def of_workers(tx: Transaction, queue_id: UUID) -> list[SlotsOf]:
+    """Return the slots of the workers of a queue that are not draining."""
+    return [SlotsOf(*row) for row in await tx.execute(_OF_WORKERS, {"job_id": queue_id})]
+
+
+async def first_task(tx: Transaction, queue_id: UUID) -> FirstTask | None:
+    """Return the first task of a queue; None if it is empty."""
+    row = (await tx.execute(_FIRST, {"job_id": queue_id})).one_or_none()
+    return None if row is None else FirstTask(*row)
+
+
+def most_free(rows: Sequence[SlotsOf]) -> list[SlotsOf]:
+    """Return the workers in the order of their free slots, those with most first."""
+    return sorted(rows, key=lambda row: (-row.free, row.worker_id))

@@ -1,0 +1,183 @@
+"""Tasks that take several slots: a worker gets them when these are free, before cheaper tasks behind them."""
+
+import asyncio
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import pytest
+from replica import Replica
+from waiting import until
+
+from zndraw_joblib.server.admin import rules_overview, sql_figures
+from zndraw_joblib.server.queue import rules_history, rules_slots, rules_workers
+from zndraw_joblib.wire.messages import EmptyReason, JobResponse, TaskResponse, WorkerInfo
+from zndraw_joblib.wire.problems import InvalidRequest
+from zndraw_joblib.wire.statuses import TaskStatus
+
+
+async def worker(replica: Replica, slots: int | None, name: str = "Rotate", **options: Any) -> JobResponse:
+    """Register a job for a worker with slots."""
+    return await replica.register(name, about=WorkerInfo(slots=slots), **options)
+
+
+async def end(replica: Replica, task: TaskResponse) -> None:
+    """Start and complete a task that is claimed."""
+    await replica.report(task.id, TaskStatus.RUNNING)
+    await replica.report(task.id, TaskStatus.COMPLETED)
+
+
+async def reasons(replica: Replica, task: TaskResponse) -> list[str]:
+    """Return why a task is pending."""
+    work = partial(rules_history.explain, task_id=task.id, order=replica.runtime.order)
+    return [reason.detail for reason in (await replica.runtime.database.read(work)).reasons]
+
+
+async def test_a_task_goes_to_a_worker_with_as_many_free_slots(pair: list[Replica]) -> None:
+    """Its cost is that of the policy, or more by its submit; workers with too few slots never get it."""
+    first, second = pair
+    job = await worker(first, 4, cost=2)
+    silent, small = await worker(second, None), await worker(second, 1)
+    task, large = await first.submit(job), await second.submit(job, cost=3)
+    assert (task.cost, large.cost, (await first.get(task.id)).cost) == (None, 3, 2)
+    for other in (silent, small):
+        assert await first.claim(other.worker_id) is None
+    claimed = await second.claim_task(job.worker_id)
+    assert (claimed.id, claimed.cost, claimed.requires) == (task.id, 2, None)
+    response = await first.claim_response(job.worker_id)
+    assert (response.task, response.reason) == (None, EmptyReason.NO_SLOTS)
+    reason = (await reasons(first, large))[0]
+    assert f"takes 3 slots here: its only worker, {job.worker_id}, has 2 of 4 free" in reason
+    await end(second, claimed)
+    claimed = await first.claim_task(job.worker_id)
+    assert (claimed.id, claimed.cost) == (large.id, 3)
+    with pytest.raises(InvalidRequest, match=r"cost: a task of job .* takes 2 slots, and 1 is less"):
+        await first.submit(job, cost=1)
+
+
+async def test_a_claim_gets_one_costly_task_or_several_others(replica: Replica) -> None:
+    """A claim for several tasks takes no more slots than are free, also two claims at once."""
+    job = await worker(replica, 5)
+    costly = [await replica.submit(job, cost=2) for _ in range(3)]
+    plain = [await replica.submit(job) for _ in range(3)]
+    at_once = await asyncio.gather(*[replica.claim_response(job.worker_id, max=4) for _ in range(4)])
+    ids = [[task.id for task in response.tasks] for response in at_once]
+    assert sorted(len(of_claim) for of_claim in ids) == [0, 0, 1, 1]
+    assert {task_id for of_claim in ids for task_id in of_claim} == {task.id for task in costly[:2]}
+    await end(replica, costly[0])
+    assert (await replica.claim_task(job.worker_id)).id == costly[2].id
+    response = await replica.claim_response(job.worker_id, max=4)
+    assert [task.id for task in response.tasks] == [task.id for task in plain]
+
+
+def forget(*replicas: Replica) -> None:
+    """Let servers read again which workers keep their slots free."""
+    for replica in replicas:
+        replica.runtime._plain_claims.sets.reservations._workers.clear()
+
+
+async def test_a_costly_task_is_not_passed_over_for_ever(
+    pair: list[Replica], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker with most free slots keeps them for it; others get later tasks, until it has waited long."""
+    first, second = pair
+    job = await worker(first, 4)
+    other = await worker(second, 4)
+    running = [await first.submit(job) for _ in range(3)]
+    for task, of in zip(running, (job, other, other), strict=True):
+        assert (await first.claim_task(of.worker_id)).id == task.id
+    costly, later = await first.submit(job, cost=4), [await first.submit(job) for _ in range(2)]
+    response = await second.claim_response(job.worker_id)
+    assert (response.task, response.reason) == (None, EmptyReason.NO_SLOTS)
+    assert (await second.claim_task(other.worker_id)).id == later[0].id
+    urgent = await first.submit(job, priority=1)
+    assert (await first.claim_task(job.worker_id)).id == urgent.id
+    await end(first, urgent)
+    monkeypatch.setattr(rules_slots, "_ONE_MORE_AFTER", timedelta(microseconds=1))
+    forget(first, second)
+    assert await first.claim(other.worker_id) is None
+    await end(second, running[0])
+    claimed = await second.claim_task(job.worker_id)
+    assert (claimed.id, claimed.cost) == (costly.id, 4)
+    assert (await first.claim_task(other.worker_id)).id == later[1].id
+
+
+async def test_a_task_that_may_not_be_claimed_keeps_no_slots_free(replica: Replica) -> None:
+    """A limit of its job or a pause of its room holds it back: its workers get later tasks meanwhile."""
+    job = await worker(replica, 3, cost=3, max_in_flight=1)
+    other = await replica.register("Flip", worker=job.worker_id)
+    large = await worker(replica, 4)
+    await replica.submit(job)
+    held = await replica.claim_task(large.worker_id)
+    await replica.running(other)
+    await replica.submit(job)
+    for _ in range(2):
+        later = await replica.submit(other, room="annex")
+    assert (await replica.claim_task(job.worker_id)).job_name == other.full_name
+    await end(replica, held)
+    forget(replica)
+    assert await replica.claim(job.worker_id) is None
+    await replica.pause_room("lab")
+    forget(replica)
+    assert (await replica.claim_task(job.worker_id)).id == later.id
+
+
+async def test_a_waiting_claim_is_woken_when_slots_become_free(pair: list[Replica]) -> None:
+    """A worker that waits with too few free slots gets the task after a report, at either server."""
+    first, second = pair
+    job = await worker(first, 3)
+    for server in (first, second):
+        running = [await first.submit(job) for _ in range(2)]
+        for task in running:
+            assert (await first.claim_task(job.worker_id)).id == task.id
+        waiting = asyncio.ensure_future(first.claim(job.worker_id, wait=30))
+        await until(lambda: len(first.runtime.waiters) == 1)
+        costly = await second.submit(job, cost=3)
+        await end(first, running[0])
+        await end(server, running[1])
+        claimed = await waiting
+        assert claimed is not None
+        assert claimed.id == costly.id
+        await end(second, claimed)
+
+
+async def test_a_wake_up_goes_on_to_a_worker_with_free_slots(replica: Replica) -> None:
+    """Of two claims that wait, the first lacks slots: the other one gets the task at once."""
+    job, other = await worker(replica, 2), await worker(replica, 2)
+    busy = await replica.running(job)
+    waiting = [asyncio.ensure_future(replica.claim(job.worker_id, wait=30))]
+    await until(lambda: len(replica.runtime.waiters) == 1)
+    waiting.append(asyncio.ensure_future(replica.claim(other.worker_id, wait=30)))
+    await until(lambda: len(replica.runtime.waiters) == 2)
+    task = await replica.submit(job, cost=2)
+    claimed = await waiting[1]
+    assert claimed is not None
+    assert claimed.id == task.id
+    plain = await replica.submit(job)
+    claimed = await waiting[0]
+    assert claimed is not None
+    assert claimed.id == plain.id
+    await end(replica, plain)
+    assert busy.worker_id == job.worker_id
+
+
+async def test_slots_and_costs_change(pair: list[Replica]) -> None:
+    """New slots of a worker and a new cost of the policy hold for tasks that wait."""
+    first, second = pair
+    job = await worker(first, 2, without_workers="queue")
+    task, large = await first.submit(job), await first.submit(job, cost=3)
+    await second.register(worker=job.worker_id, cost=4)
+    assert await first.claim(job.worker_id) is None
+    [reason, _] = await reasons(second, task)
+    lacks = f"its only worker, {job.worker_id} (no labels, 2 slots), lacks 4 slots."
+    assert reason == f"No worker of {job.full_name} has 4 slots: {lacks}"
+    [queue, _] = await second.runtime.database.read(sql_figures.unserved_jobs, limit=10)
+    finding = rules_overview.unserved_job(queue)
+    assert (finding.code, finding.since is None) == ("tasks-without-matching-workers", False)
+    assert "that require 4 slots since" in finding.detail
+    await first.runtime.write(rules_workers.describe, job.worker_id, WorkerInfo(slots=4))
+    claimed = await second.claim_task(job.worker_id)
+    assert (claimed.id, claimed.cost) == (task.id, 4)
+    await second.register(worker=job.worker_id, cost=1)
+    assert (await first.get(large.id)).cost == 3
+    assert await first.claim(job.worker_id) is not None
