@@ -12,7 +12,7 @@ from waiting import until
 
 from zndraw_joblib.server.process.ports import OpenConnection, job_key
 from zndraw_joblib.server.process.settings import ServerSettings
-from zndraw_joblib.wire.messages import TaskResponse
+from zndraw_joblib.wire.messages import TaskResponse, WorkerInfo
 from zndraw_joblib.wire.problems import WorkerNotFound
 from zndraw_joblib.wire.statuses import TaskStatus
 
@@ -68,6 +68,19 @@ async def test_a_submit_wakes_a_claim_at_another_replica(two: tuple[Replica, Rep
         await waiting(there, 1)
         submitted = await here.submit(job)
         assert (await soon(claiming)).id == submitted.id
+
+
+async def test_a_preferred_worker_may_wait_at_another_replica(two: tuple[Replica, Replica]) -> None:
+    """It gets the task before a worker that waits here, which gets the next one soon."""
+    here, there = two
+    job = await here.register()
+    warm = await there.register(about=WorkerInfo(labels={"host": "n2"}))
+    for _ in range(2):
+        claims = [claim(here, job.worker_id), claim(there, warm.worker_id)]
+        for replica in two:
+            await waiting(replica, 1)
+        tasks = [await here.submit(job, prefer={"host": "n2"}) for _ in claims]
+        assert [(await soon(claiming)).id for claiming in claims] == [tasks[1].id, tasks[0].id]
 
 
 async def test_a_completion_wakes_all_submitters_at_another_replica(two: tuple[Replica, Replica]) -> None:

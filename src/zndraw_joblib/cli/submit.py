@@ -464,9 +464,21 @@ def _requirement(text: str) -> str:
     return text
 
 
-def requirements(texts: list[str] | None) -> dict[str, Any]:
-    """Return the option with the requirements of a task."""
-    return {"requires": parsed_requirements(texts)} if texts else {}
+def requirements(texts: list[str] | None, preferences: list[str] | None = None) -> dict[str, Any]:
+    """Return the options with what a task requires, and prefers, of the labels of its worker."""
+    options = {"requires": texts, "prefer": preferences}
+    return {name: parsed_requirements(given) for name, given in options.items() if given}
+
+
+PreferencesOfTask = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--prefer",
+        metavar="CONDITION",
+        parser=_requirement,
+        help="Which workers get it first if they wait, as host=node7; repeatable.",
+    ),
+]
 
 
 CostOfTask = Annotated[
@@ -553,6 +565,7 @@ def submit(  # noqa: PLR0913 - each is an option
     tag: TagsOfTask = None,
     require: RequirementsOfTask = None,
     cost: CostOfTask = None,
+    prefer: PreferencesOfTask = None,
     parent: ParentOfTask = None,
     after: AfterOthers = None,
     on_failure: OnFailureOfOthers = None,
@@ -563,15 +576,14 @@ def submit(  # noqa: PLR0913 - each is an option
 ) -> None:
     """Submit a task, and print its id.
 
-    With --wait, write the result instead. The exit code is 1 if the task fails or is cancelled, 124 after
-    --timeout, and 130 after Ctrl-C; in these two cases the task goes on. With --json, print the task.
-    With --from, print the id of each task, or an empty line, and exit code 1, if it was refused.
+    With --wait, write the result instead; exit code 1 if the task fails or is cancelled, 124 after --timeout,
+    130 after Ctrl-C, when it goes on. With --from, print an id or, with exit code 1, an empty line for each.
     """
     LogConfig().apply()
     rules = {"unique": unique, "debounce": debounce, "tags": tag, "priority": priority, "cost": cost}
     times = {"delay_seconds": delay, "expires_in_seconds": expires_in, "max_attempts": max_attempts}
     options = parse_options(run_at=run_at, key=idempotency_key, webhook=webhook, **times, **rules)
-    options |= _relations(after, on_failure, parent) | requirements(require)
+    options |= _relations(after, on_failure, parent) | requirements(require, prefer)
     if file is not None:
         _check_alone(values=values, payload=payload, wait=wait, timeout=timeout, as_json=as_json)
         _submit_lines(file, job, room, options, idempotency_key or str(uuid4()), url, group)

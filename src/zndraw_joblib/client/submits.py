@@ -107,6 +107,7 @@ class NewTask:
     after: Any = None
     requires: Mapping[str, Any] | None = None
     cost: int | None = None
+    prefer: Mapping[str, Any] | None = None
 
     def output(self, pointer: str = "") -> Any:
         """Return what stands for the task's result, or a part of it, in the payload of a later task.

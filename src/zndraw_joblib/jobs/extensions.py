@@ -116,6 +116,7 @@ class PolicyOptions(TypedDict, total=False):
     keep: Keep | Mapping[str, Any] | None
     requires: Mapping[str, Any]
     cost: int
+    prefer: Mapping[str, Any]
 
 
 def policy_of(options: PolicyOptions, what: str = "The policy of register()") -> JobPolicy:

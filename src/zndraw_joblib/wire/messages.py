@@ -312,6 +312,7 @@ class SubmitOptions(TypedDict, total=False):
     after: Any
     requires: Mapping[str, Any] | None
     cost: int | None
+    prefer: Mapping[str, Any] | None
 
 
 class TaskSubmitRequest(RequestBody):
@@ -334,6 +335,7 @@ class TaskSubmitRequest(RequestBody):
 
     `requires` are conditions on the labels of the worker that may run it, besides those of the job, which it
     may only narrow. `cost` is how many slots of its worker it takes; it may only raise that of the job.
+    `prefer` are conditions on the labels of workers that get it first, if they wait for a task now.
     """
 
     # The unknown fields, for `_checked`.
@@ -354,6 +356,7 @@ class TaskSubmitRequest(RequestBody):
     after: After | None = Field(default=None, exclude_if=is_none)
     requires: Requires | None = Field(default=None, exclude_if=is_none)
     cost: Cost | None = Field(default=None, exclude_if=is_none)
+    prefer: Requires | None = Field(default=None, exclude_if=is_none)
 
     @model_validator(mode="after")
     def _checked(self) -> Self:

@@ -292,6 +292,8 @@ class JobPolicy(CheckedKeywords, RequestBody):
     - `requires`: conditions on the labels of the workers that may run its tasks, by label: a value, or
       operators with values.
     - `cost`: how many slots of its worker a task takes. A worker is given it when it has as many free ones.
+    - `prefer`: conditions as in `requires` on the labels of workers that get its tasks first, if they wait
+      for one when it is submitted; any other worker may get it too.
     - `batch`: how its workers put tasks together, as they have said at their registration; null if they run
       them one by one. It is shown, and changes no worker.
     """
@@ -315,6 +317,7 @@ class JobPolicy(CheckedKeywords, RequestBody):
     keep: Keep | None = None
     requires: Requires = Field(default_factory=dict)
     cost: Cost = 1
+    prefer: Requires = Field(default_factory=dict)
     batch: JobBatch | None = None
 
     def is_final(self, error_types: Iterable[str]) -> bool:

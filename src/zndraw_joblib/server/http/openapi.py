@@ -182,6 +182,7 @@ _POLICY = {
     "keep": {"completed": 604800.0, "failed": "forever", "cancelled": None},
     "requires": {"memory_gb": {">=": 40}},
     "cost": 1,
+    "prefer": {"host": "node7"},
     "batch": {"max": 32, "wait_seconds": 0.2, "key": "/model"},
 }
 _PENDING_TASK: dict[str, Any] = {

@@ -1,7 +1,7 @@
 """Types and protocols that the layers of the server and a host share, and the keys of waiters."""
 
 from bisect import bisect_left
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
 from fnmatch import fnmatchcase
@@ -293,6 +293,21 @@ def job_key(job: object, version: int = 1) -> str:
 group_key = "group:{}".format  # of the end of a group
 group_change_key = "group:{}:changes".format  # of ended and of new tasks of a group, for those who follow it
 claim_key = "claim:{}".format  # the waiting claims with one `claim_id`
+# Wakes claims of some workers that wait on a key, at another server.
+BEFORE = "before:"
+
+
+def before_key(key: str, worker_ids: Iterable[UUID]) -> str:
+    """Return the key that wakes claims of these workers which wait on `key`."""
+    return f"{BEFORE}{','.join(id_.hex for id_ in worker_ids)}:{key}"
+
+
+def parsed_before(key: str) -> tuple[str, tuple[UUID, ...]]:
+    """Return the key that waiters wait on, and the workers, from a `before_key`."""
+    ids, _, waited = key.removeprefix(BEFORE).partition(":")
+    return waited, tuple(UUID(id_) for id_ in ids.split(","))
+
+
 slot_key = "slot:{}".format  # the waiting claims of a worker that holds as many tasks as it may
 worker_key = "worker:{}".format  # all waiting claims of a worker
 request_wait_key = "request:{}:{}".format  # of the result of a request: the provider's name and the hash

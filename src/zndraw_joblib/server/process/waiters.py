@@ -13,14 +13,19 @@ from functools import partial
 from math import inf
 from types import coroutine
 from typing import Any, NamedTuple, Protocol, TypeVar
+from uuid import UUID
 
-from zndraw_joblib.server.process.ports import Wake, identity_key
+from zndraw_joblib.server.process.ports import BEFORE, Wake, identity_key, parsed_before, worker_key
 from zndraw_joblib.server.process.settings import JobLibSettings
 from zndraw_joblib.server.process.shared_limit import SharedLimit
 
 Result = TypeVar("Result")
 # Done once the client that waits for the response has disconnected.
 Disconnected = asyncio.Future[None] | None
+
+
+# For so long a task waits for claims of workers that are to get it before others, at other servers.
+_BEFORE_SECONDS = 0.25
 
 
 async def _refuse_nothing() -> Collection[str]:
@@ -287,10 +292,30 @@ class Waiters:
             waiter.wake(None if count is None else key)
         return 0 if count is None else max(0, count - present)
 
+    def wake_before(self, key: str, count: int, worker_ids: Collection[UUID]) -> int:
+        """Wake the first `count` claims of these workers. Return how many more could have been woken."""
+        own = {worker_key(worker_id) for worker_id in worker_ids}
+        chosen = [waiter for waiter in self._waiting_on(key) if not own.isdisjoint(waiter.keys)]
+        for waiter in chosen[:count]:
+            self._remove(waiter)
+            waiter.wake(key)
+        return max(0, count - len(chosen))
+
     def notify(self, wakes: Sequence[Wake]) -> None:
-        """Wake the waiters that a commit concerns; forward the wake-ups that are left."""
+        """Wake the waiters that a commit concerns; forward the wake-ups that are left.
+
+        A `before_key` names claims that may wait at another server: others are woken a little later.
+        """
         forwarded = []
-        for key, count in wakes:
+        for name, limit in wakes:
+            key, count = name, limit
+            if name.startswith(BEFORE):
+                key, worker_ids = parsed_before(name)
+                count = self.wake_before(key, limit or 0, worker_ids)
+                if count and self._peers:
+                    forwarded.append(Wake(name, count))
+                    asyncio.get_running_loop().call_later(_BEFORE_SECONDS, self.notify, [Wake(key, count)])
+                    continue
             missing = self.wake(key, count)
             if count is None or missing:
                 forwarded.append(Wake(key, None if count is None else missing))

@@ -13,7 +13,7 @@ from uuid import UUID
 from pydantic import BaseModel
 
 from zndraw_joblib.server.db.database import Transaction
-from zndraw_joblib.server.process.ports import Page, Reaches, task_key, version_of
+from zndraw_joblib.server.process.ports import Page, Reaches, before_key, task_key, version_of
 from zndraw_joblib.server.queue import rules_details
 from zndraw_joblib.server.queue.sql_details import Detail
 from zndraw_joblib.server.queue.sql_jobs import JobRecord
@@ -216,24 +216,30 @@ def _has_audience(task: TaskResponse | TaskRow, reaches: Reaches) -> bool:
 
 
 def publish_status(
-    tx: Transaction, task: TaskRow, position: int | None = None, *, is_new: bool = True
+    tx: Transaction,
+    task: TaskRow,
+    position: int | None = None,
+    *,
+    is_new: bool = True,
+    before: tuple[UUID, ...] = (),
 ) -> None:
     """Publish a task's status to its room after the commit; `is_new`: this transaction has written it.
 
-    If the task has ended, wake its waiters; if it is in its queue, announce it to the workers of its job.
+    If the task has ended, wake its waiters; if it is in its queue, announce it to the workers of its job,
+    and wake claims of the workers `before` first.
     """
     tx.emit((task.id, task.status, task.attempt), partial(_status_emission, task, position), of_task=is_new)
     if task.status in TERMINAL:
         tx.wake(task_key(task.id))
     elif task.is_queued:
-        publish_available(tx, task)
+        publish_available(tx, task, before)
 
 
-def publish_available(tx: Transaction, task: TaskRow) -> None:
+def publish_available(tx: Transaction, task: TaskRow, before: tuple[UUID, ...] = ()) -> None:
     """Announce a queued task after the commit: to the workers of its job, or to the servers if internal."""
     if task.job.room_id != INTERNAL:
         tx.emit((task.id, "available"), partial(_available_emission, task))
-    tx.wake(task.job_key, 1)
+    tx.wake(before_key(task.job_key, before) if before else task.job_key, 1)
 
 
 def publish_jobs_changed(tx: Transaction, room_id: str) -> None:

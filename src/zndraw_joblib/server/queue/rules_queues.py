@@ -28,6 +28,8 @@ _EXAMINED = 8
 _RETRY_SECONDS = "30"
 # A re-check of waiting claims looks at so many queues that none of them waits for.
 _MAX_OTHERS = 200
+# Of so many workers with labels, so many that a task prefers are woken before others.
+_MAX_LABELED, _MAX_PREFERRED = 2000, 100
 
 
 @lru_cache(maxsize=4096)
@@ -142,6 +144,23 @@ class Queues:
         if key in self._refused:
             raise self._refused[key]
         return job if key[1] is None else self._records[key]
+
+
+async def preferred(
+    tx: Transaction, submitted: Iterable[tuple[TaskRecord, AnyLabels]]
+) -> dict[UUID, tuple[UUID, ...]]:
+    """Return, by the ids of new tasks, which workers they or their jobs prefer; of most, nothing is read."""
+    workers: dict[UUID, list[tuple[UUID, Mapping[str, Any]]]] = {}
+    found: dict[UUID, tuple[UUID, ...]] = {}
+    for task, own in submitted:
+        prefer = {**task.policy.prefer, **(own or {})}
+        if not prefer or not task.is_queued:
+            continue
+        if task.job_id not in workers:
+            workers[task.job_id] = await sql_queues.labeled(tx, task.job_id, _MAX_LABELED)
+        ids = [worker_id for worker_id, labels in workers[task.job_id] if matches(labels, prefer)]
+        found[task.id] = tuple(ids[:_MAX_PREFERRED])
+    return found
 
 
 class ToClaim(NamedTuple):

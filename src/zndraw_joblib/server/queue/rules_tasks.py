@@ -238,8 +238,7 @@ async def submit(
     await _attach_hooks(tx, items, outcomes, now)
     duplicates = {outcome.task.id: outcome.task for outcome in outcomes if isinstance(outcome, Duplicate)}
     position_of = await _submitted_positions(tx, rows, tasks, replaced, list(duplicates.values()))
-    for task in (*tasks, *replaced):
-        rules_answers.publish_status(tx, task, position_of.get(task.id))
+    await _publish(tx, items, outcomes, [*tasks, *replaced], position_of)
     for item, outcome in zip(items, outcomes, strict=True):
         if item.is_deferred and isinstance(outcome, TaskRecord) and outcome.status is TaskStatus.CLAIMED:
             tx.wake(outcome.job_key, 1)
@@ -247,6 +246,25 @@ async def submit(
         _submit_result(outcome, position_of, item.options)
         for item, outcome in zip(items, outcomes, strict=True)
     ]
+
+
+async def _publish(
+    tx: Transaction,
+    items: Sequence[Submission],
+    outcomes: Sequence[_Outcome],
+    tasks: Sequence[TaskRecord],
+    position_of: Mapping[UUID, int],
+) -> None:
+    """Publish the statuses of submitted tasks, and wake claims, those of preferred workers first."""
+    preferring = [
+        (outcome, item.options.prefer)
+        for item, outcome in zip(items, outcomes, strict=True)
+        if isinstance(outcome, TaskRecord) and (item.options.prefer or outcome.policy.prefer)
+    ]
+    workers_of = await rules_queues.preferred(tx, preferring) if preferring else {}
+    for task in tasks:
+        before = workers_of.get(task.id, ())
+        rules_answers.publish_status(tx, task, position_of.get(task.id), before=before)
 
 
 async def _lock_jobs(
@@ -880,7 +898,7 @@ class KnownJobs:
             may_be_plain = may_be_plain and job.without_workers != WithoutWorkers.REJECT
             may_be_plain = may_be_plain and job.policy.max_pending is None
             may_be_plain = may_be_plain and job.policy.max_pending_per_room is None
-            may_be_plain = may_be_plain and job.masked is None
+            may_be_plain = may_be_plain and job.masked is None and not job.policy.prefer
             if may_be_plain and len(schema) <= _MAX_SCHEMA_CHARACTERS:
                 self._jobs[job.name] = KnownJob(
                     job.id, str(job.name), schema, job.stored_policy, job.job_version

@@ -132,6 +132,17 @@ WHERE joblib_job.full_name = ANY (:all_full_name) AND {QUEUE_NAME} = ANY (:all_q
 )
 
 
+_LABELED = statement(
+    """
+SELECT joblib_worker.id, joblib_worker.labels
+FROM joblib_worker_job JOIN joblib_worker ON joblib_worker.id = joblib_worker_job.worker_id
+WHERE joblib_worker_job.job_id = :job_id AND joblib_worker.labels IS NOT NULL AND NOT joblib_worker.draining
+ORDER BY joblib_worker.id LIMIT :limit
+""",
+    *("id", "labels"),
+)
+
+
 class Candidate(NamedTuple):
     """A worker that is registered for the version `job_id`; it serves that if it `is_fit`."""
 
@@ -239,6 +250,12 @@ async def candidates(tx: Transaction, version_ids: Sequence[UUID]) -> list[Candi
     """Return the workers that are registered for these versions, with their labels."""
     rows = await tx.execute(_CANDIDATES, {"all_job_id": padded(sorted(version_ids))})
     return [Candidate(*row) for row in rows]
+
+
+async def labeled(tx: Transaction, queue_id: UUID, limit: int) -> list[tuple[UUID, Mapping[str, Any]]]:
+    """Return up to `limit` workers of a queue that have labels, with these."""
+    rows = await tx.execute(_LABELED, {"job_id": queue_id, "limit": limit})
+    return [(worker_id, labels) for worker_id, labels in rows]
 
 
 async def set_links(tx: Transaction, queue_id: UUID, worker_ids: Collection[UUID]) -> list[UUID]:

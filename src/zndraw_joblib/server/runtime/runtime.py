@@ -30,6 +30,7 @@ from zndraw_joblib.server.db.limits import Limits
 from zndraw_joblib.server.db.room_events import EventRow
 from zndraw_joblib.server.process.batcher import MAX_WAITING, Batcher, raised
 from zndraw_joblib.server.process.ports import (
+    BEFORE,
     PAUSES_KEY,
     ContentStore,
     Identity,
@@ -42,6 +43,7 @@ from zndraw_joblib.server.process.ports import (
     events_key,
     group_key,
     job_key,
+    parsed_before,
     reaches_all,
     slot_key,
     task_key,
@@ -247,7 +249,11 @@ class Runtime:
         return TaskTokens(self.database.read_short, self.write_short)
 
     def _wake(self, key: str, count: int | None) -> None:
-        self.waiters.wake(key, count)
+        if key.startswith(BEFORE):
+            waited, worker_ids = parsed_before(key)
+            self.waiters.wake_before(waited, count or 0, worker_ids)
+        else:
+            self.waiters.wake(key, count)
 
     async def _keep_alive(self, worker_ids: Sequence[UUID]) -> None:
         await self.write(rules_workers.keep_alive, worker_ids)

@@ -2819,6 +2819,12 @@ export interface components {
              * @description Default: `1`.
              */
             cost: number;
+            /** Prefer */
+            prefer: {
+                [key: string]: number | string | {
+                    [key: string]: number | string | (number | string)[];
+                };
+            };
             batch: components["schemas"]["JobBatch"] | null;
             /** Schema */
             schema: {
@@ -2972,6 +2978,12 @@ export interface components {
              * @description Default: `1`.
              */
             cost?: number;
+            /** Prefer */
+            prefer?: {
+                [key: string]: number | string | {
+                    [key: string]: number | string | (number | string)[];
+                };
+            };
             batch?: components["schemas"]["JobBatch"] | null;
             /** Schema */
             schema?: {
@@ -3047,6 +3059,12 @@ export interface components {
              * @description Default: `1`.
              */
             cost?: number;
+            /** Prefer */
+            prefer?: {
+                [key: string]: number | string | {
+                    [key: string]: number | string | (number | string)[];
+                };
+            };
             batch?: components["schemas"]["JobBatch"] | null;
             /** Schema */
             schema?: {
@@ -3135,6 +3153,12 @@ export interface components {
              * @description Default: `1`.
              */
             cost: number;
+            /** Prefer */
+            prefer: {
+                [key: string]: number | string | {
+                    [key: string]: number | string | (number | string)[];
+                };
+            };
             batch: components["schemas"]["JobBatch"] | null;
             /** Schema */
             schema: {
@@ -5020,6 +5044,7 @@ export interface components {
          *
          *     `requires` are conditions on the labels of the worker that may run it, besides those of the job, which it
          *     may only narrow. `cost` is how many slots of its worker it takes; it may only raise that of the job.
+         *     `prefer` are conditions on the labels of workers that get it first, if they wait for a task now.
          */
         TaskSubmitRequest: {
             /** Payload */
@@ -5054,6 +5079,12 @@ export interface components {
             } | null;
             /** Cost */
             cost?: number | null;
+            /** Prefer */
+            prefer?: {
+                [key: string]: number | string | {
+                    [key: string]: number | string | (number | string)[];
+                };
+            } | null;
         };
         /**
          * TaskToSubmit
@@ -5092,6 +5123,12 @@ export interface components {
             } | null;
             /** Cost */
             cost?: number | null;
+            /** Prefer */
+            prefer?: {
+                [key: string]: number | string | {
+                    [key: string]: number | string | (number | string)[];
+                };
+            } | null;
             /** Room Id */
             room_id: string;
             /** Job Name */
@@ -8963,6 +9000,9 @@ export interface operations {
                      *         }
                      *       },
                      *       "cost": 1,
+                     *       "prefer": {
+                     *         "host": "node7"
+                     *       },
                      *       "batch": {
                      *         "max": 32,
                      *         "wait_seconds": 0.2,

@@ -137,6 +137,7 @@ function Policy({ job }) {
     ["Running at once", job.max_in_flight ? count(job.max_in_flight) : "no limit"],
     ["Requires", requirementsText(job.requires) || "nothing"],
     ["Slots of a task", count(job.cost ?? 1)],
+    ["Prefers", requirementsText(job.prefer) || "no worker"],
     ["Limits", job.limits?.map(limitText).join("; ") || "none"],
     ["Pending at once", job.max_pending ? count(job.max_pending) : "no limit"],
     ["Pending from one room", job.max_pending_per_room ? count(job.max_pending_per_room) : "no limit"],
