@@ -41,8 +41,10 @@ def test_a_schedule_of_unique_tasks(stack: Stack) -> None:
     """`--unique` and `--debounce` are those of `submit`; the rule is shown as it is written."""
     room = ["--room", "unique-schedules"]
     put = ["schedules", "put", "sync", "Show", "--every", "1h", "--unique", "state", "--debounce", "5m"]
-    shown = json.loads(stack.program.ok(*put, "--require", "gpu=a100", *room, "--json"))
-    assert shown["requires"] == {"gpu": "a100"}
+    shown = json.loads(stack.program.ok(*put, "--require", "gpu=a100", "--cost", "2", *room, "--json"))
+    assert (shown["requires"], shown["cost"]) == ({"gpu": "a100"}, 2)
+    preferring = ["submit", "Show", "value=7", "--cost", "3", "--prefer", "host=n7", *room, "--json"]
+    assert json.loads(stack.program.ok(*preferring))["cost"] == 3
     assert (shown["unique"]["key"], shown["debounce"]) == ("state", {"seconds": 300.0})
     text = stack.program.ok("schedules", "show", "sync", *room)
     assert "unique       key=state\n" in text

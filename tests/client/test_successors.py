@@ -18,7 +18,7 @@ from client.test_groups import Anything
 from zndraw_joblib import After, NewTask, TaskContext, job
 from zndraw_joblib.client.connection import connect
 from zndraw_joblib.client.flows import TaskFailed
-from zndraw_joblib.client.older_servers import AfterIgnored, RequirementsIgnored
+from zndraw_joblib.client.older_servers import AfterIgnored, CostIgnored, RequirementsIgnored
 from zndraw_joblib.jobs.extensions import Category, Extension
 from zndraw_joblib.wire.problems import InvalidRequest
 from zndraw_joblib.wire.statuses import TaskStatus
@@ -224,11 +224,11 @@ class OlderServer(Proxy):
 
     def respond(self, method: str, path: str, headers: dict[str, str], body: bytes) -> bytes:
         """Return the response to a request without what that release ignores."""
-        if b'"after":' in body or b'"requires":' in body:
+        if any(b'"%b":' % name in body for name in (b"after", b"requires", b"cost")):
             request = json.loads(body)
             for task in (request, *request.get("tasks", [])):
-                task.pop("after", None)
-                task.pop("requires", None)
+                for option in ("after", "requires", "cost"):
+                    task.pop(option, None)
             body = json.dumps(request).encode()
         return super().respond(method, path.partition("?successor=")[0], headers, body)
 
@@ -251,6 +251,8 @@ async def test_an_older_server_runs_no_step_too_early(
             lambda: client.submit_many([Anything(value=0), *steps], atomic=True): AfterIgnored,
             lambda: client.submit(Anything(value=4), requires=NEEDS): RequirementsIgnored,
             lambda: client.submit_many(narrow): RequirementsIgnored,
+            lambda: client.submit(Anything(value=5), cost=2): CostIgnored,
+            lambda: client.submit_many([NewTask(Anything(value=1), cost=2)]): CostIgnored,
         }
         manager.disconnect()
         for call, error in calls.items():

@@ -243,7 +243,8 @@ class _Import:
     def _options(self, task: TaskResponse) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the options and the payload of a submit. Raises `_NotImported`."""
         payload = task.payload
-        options: dict[str, Any] = {"priority": task.priority, "tags": task.tags, "requires": task.requires}
+        options: dict[str, Any] = {"priority": task.priority, "tags": task.tags}
+        options |= {"requires": task.requires, "cost": task.cost}
         if task.status == TaskStatus.PENDING and task.attempts == 0 and not task.waits:
             options["run_at"] = task.run_at
         if task.parent in self._ids:
