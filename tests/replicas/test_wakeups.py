@@ -70,6 +70,26 @@ async def test_a_submit_wakes_a_claim_at_another_replica(two: tuple[Replica, Rep
         assert (await soon(claiming)).id == submitted.id
 
 
+async def test_a_wake_up_goes_on_to_a_worker_with_free_slots(two: tuple[Replica, Replica]) -> None:
+    """A claim that lacks slots for the task passes it on, each time; a report of its worker wakes it."""
+    here, there = two
+    job, other = [await here.register(about=WorkerInfo(slots=2)) for _ in range(2)]
+    busy = await here.running(job)
+    lacking = claim(here, job.worker_id)
+    await waiting(here, 1)
+    for _ in range(2):
+        claiming = claim(there, other.worker_id)
+        await waiting(there, 1)
+        costly = await here.submit(job, cost=2)
+        assert (await soon(claiming)).id == costly.id
+        await there.report(costly.id, "running")
+        await there.report(costly.id, "completed")
+    assert not lacking.done()
+    costly = await here.submit(job, cost=2)
+    await here.report(busy.id, "completed")
+    assert (await soon(lacking)).id == costly.id
+
+
 async def test_a_preferred_worker_may_wait_at_another_replica(two: tuple[Replica, Replica]) -> None:
     """It gets the task before a worker that waits here, which gets the next one soon."""
     here, there = two

@@ -141,26 +141,6 @@ async def test_a_waiting_claim_is_woken_when_slots_become_free(pair: list[Replic
         await end(second, claimed)
 
 
-async def test_a_wake_up_goes_on_to_a_worker_with_free_slots(replica: Replica) -> None:
-    """Of two claims that wait, the first lacks slots: the other one gets the task at once."""
-    job, other = await worker(replica, 2), await worker(replica, 2)
-    busy = await replica.running(job)
-    waiting = [asyncio.ensure_future(replica.claim(job.worker_id, wait=30))]
-    await until(lambda: len(replica.runtime.waiters) == 1)
-    waiting.append(asyncio.ensure_future(replica.claim(other.worker_id, wait=30)))
-    await until(lambda: len(replica.runtime.waiters) == 2)
-    task = await replica.submit(job, cost=2)
-    claimed = await waiting[1]
-    assert claimed is not None
-    assert claimed.id == task.id
-    plain = await replica.submit(job)
-    claimed = await waiting[0]
-    assert claimed is not None
-    assert claimed.id == plain.id
-    await end(replica, plain)
-    assert busy.worker_id == job.worker_id
-
-
 async def test_slots_and_costs_change(pair: list[Replica]) -> None:
     """New slots of a worker and a new cost of the policy hold for tasks that wait."""
     first, second = pair
@@ -178,6 +158,9 @@ async def test_slots_and_costs_change(pair: list[Replica]) -> None:
     await first.runtime.write(rules_workers.describe, job.worker_id, WorkerInfo(slots=4))
     claimed = await second.claim_task(job.worker_id)
     assert (claimed.id, claimed.cost) == (task.id, 4)
-    await second.register(worker=job.worker_id, cost=1)
+    await second.register(worker=job.worker_id, cost=2)
     assert (await first.get(large.id)).cost == 3
-    assert await first.claim(job.worker_id) is not None
+    assert await first.claim(job.worker_id) is None
+    await second.register(worker=job.worker_id, cost=1)
+    claimed = await first.claim_task(job.worker_id)
+    assert (claimed.id, claimed.cost) == (large.id, 3)
