@@ -71,23 +71,26 @@ async def test_a_submit_wakes_a_claim_at_another_replica(two: tuple[Replica, Rep
 
 
 async def test_a_wake_up_goes_on_to_a_worker_with_free_slots(two: tuple[Replica, Replica]) -> None:
-    """A claim that lacks slots for the task passes it on, each time; a report of its worker wakes it."""
+    """Claims that lack slots for the task pass it on, each time; a report of their worker wakes them."""
     here, there = two
-    job, other = [await here.register(about=WorkerInfo(slots=2)) for _ in range(2)]
-    busy = await here.running(job)
-    lacking = claim(here, job.worker_id)
-    await waiting(here, 1)
+    jobs = [await here.register(about=WorkerInfo(slots=2)) for _ in range(3)]
+    # Of equal workers the first one keeps its free slots.
+    keeping, passing = sorted(jobs[:2], key=lambda job: str(job.worker_id))
+    busy = {job.worker_id: await here.running(job) for job in (keeping, passing)}
+    lacking = [claim(here, job.worker_id) for job in (passing, keeping)]
+    await waiting(here, 2)
     for _ in range(2):
-        claiming = claim(there, other.worker_id)
+        claiming = claim(there, jobs[2].worker_id)
         await waiting(there, 1)
-        costly = await here.submit(job, cost=2)
+        costly = await here.submit(jobs[2], cost=2)
         assert (await soon(claiming)).id == costly.id
         await there.report(costly.id, "running")
         await there.report(costly.id, "completed")
-    assert not lacking.done()
-    costly = await here.submit(job, cost=2)
-    await here.report(busy.id, "completed")
-    assert (await soon(lacking)).id == costly.id
+    assert not any(claiming.done() for claiming in lacking)
+    for job, claiming in zip((passing, keeping), lacking, strict=True):
+        costly = await here.submit(job, cost=2)
+        await here.report(busy[job.worker_id].id, "completed")
+        assert (await soon(claiming)).id == costly.id
 
 
 async def test_a_preferred_worker_may_wait_at_another_replica(two: tuple[Replica, Replica]) -> None:

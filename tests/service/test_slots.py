@@ -68,6 +68,11 @@ async def test_a_claim_gets_one_costly_task_or_several_others(replica: Replica) 
     assert (await replica.claim_task(job.worker_id)).id == costly[2].id
     response = await replica.claim_response(job.worker_id, max=4)
     assert [task.id for task in response.tasks] == [task.id for task in plain]
+    alone = await worker(replica, 4, "Flip", cost=2)
+    for _ in range(3):
+        await replica.submit(alone)
+    numbers = [len((await replica.claim_response(alone.worker_id, max=3)).tasks) for _ in range(3)]
+    assert numbers == [1, 1, 0]
 
 
 def forget(*replicas: Replica) -> None:
