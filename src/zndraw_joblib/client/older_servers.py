@@ -1,4 +1,4 @@
-"""Submits and policies with `after`, `requires` or `cost` at servers of earlier releases, which ignore these."""
+"""Submits and policies with `after`, `requires` or `cost` at older servers, which ignore these."""
 
 from collections.abc import Collection, Sequence
 from functools import partial
