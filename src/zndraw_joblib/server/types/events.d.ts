@@ -4,6 +4,7 @@
  */
 import type {
     EventKind,
+    GroupResponse,
     LogPart,
     Problem,
     Progress,
@@ -13,7 +14,7 @@ import type {
     StreamEvent,
     TaskResponse,
     TaskStatusEvent,
-} from "./rest";
+} from "./rest.js";
 
 export type { TaskStatusEvent };
 
@@ -84,6 +85,16 @@ export interface JoinProviderRoom {
 export interface LeaveProviderRoom {
     provider_name: string;
     worker_id: string;
+}
+
+/** A line of the results of a group: a task, and its result if it has completed. `stored`: the result is kept as bytes, read it at the task's `result`. */
+export interface GroupResult {
+    id: string;
+    status: string;
+    result: unknown;
+    stored?: boolean;
+    error?: string | null;
+    error_code?: string | null;
 }
 
 /** The acknowledgement of a join or a leave: an empty object, or why it was refused. */
@@ -160,7 +171,14 @@ export interface TaskStream extends EventsByKind {
     end: { next: number };
 }
 
+/** The Server-Sent Events of `GET /groups/{group_id}/events` by name, with their data as JSON. */
+export interface GroupStream {
+    snapshot: GroupResponse;
+    counts: Pick<GroupResponse, "sealed" | "total" | "counts" | "progress">;
+    end: GroupResponse;
+}
+
 /** An event as a stream sends it. To continue, send the last `id` as `Last-Event-ID`; `resync` has none. */
-export type SentEvent<Stream extends RoomStream | TaskStream> = {
+export type SentEvent<Stream extends RoomStream | TaskStream | GroupStream> = {
     [Name in keyof Stream]: { event: Name; data: Stream[Name]; id?: string };
 }[keyof Stream];

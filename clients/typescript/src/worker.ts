@@ -1,0 +1,613 @@
+/** The worker: it claims tasks, runs them and reports how they ended. */
+import { appliedWait, Connection, filledPath, newKey, type ConnectionOptions } from "./connection.js";
+import { JoblibError, ProblemError, type TaskStopped } from "./errors.js";
+import { Lookahead } from "./lookahead.js";
+import { completed, failed, refusedOutcome, type Outcome } from "./outcomes.js";
+import { ResultStoreFull, WorkerNotFound } from "./problems.js";
+import type { Payload } from "./queue.js";
+import { UnusableResult, withResults } from "./references.js";
+import { Reporter, REPORT_SECONDS } from "./reporter.js";
+import type { JobRegisterRequest, TaskClaimResponse, TaskResponse, WorkerInfo, WorkerResponse } from "./rest.js";
+import { Backoff, describe, isGone, isTransient, now, repeated, sleep, statusOf } from "./retry.js";
+import { RunningTask } from "./running-task.js";
+import { stringifyJson } from "./json.js";
+import { decode, type Content } from "./values.js";
+
+export { NonRetryable, Retry, TaskStopped } from "./errors.js";
+export { RunningTask, type LogLevel } from "./running-task.js";
+export { ResultFile } from "./values.js";
+
+/** A job: it gets the payload, in which arrays are `NdArray`, and the running task; what it returns is the result. */
+export type JobFunction = (payload: Payload & Record<string, any>, task: RunningTask) => unknown;
+
+/** The retry policy and the limits of a job, by their names in the REST API, and where it is registered. */
+export type JobOptions = Omit<JobRegisterRequest, "name" | "category" | "worker_id" | "worker" | "max_tasks"> & {
+  /** `@global` by default: all rooms see the job. */
+  room?: string;
+  /** `jobs` by default, which every server allows. */
+  category?: string;
+};
+
+export type Log = (level: "debug" | "info" | "warning" | "error", message: string) => void;
+
+export interface JobWorkerOptions extends ConnectionOptions {
+  /** How many tasks it runs at once. */
+  concurrency?: number;
+  /** How many tasks it claims ahead at most, while tasks are short. */
+  prefetch?: number;
+  /** What lists of workers show. */
+  name?: string;
+  /** What tasks may require of it. */
+  labels?: NonNullable<WorkerInfo["labels"]>;
+  /** For how long it tries to register while the server cannot be reached. */
+  connectSeconds?: number;
+  log?: Log;
+}
+
+export interface RunOptions {
+  /** Aborting it drains the worker, as `stop` does. */
+  signal?: AbortSignal;
+  /** In Node: SIGTERM and SIGINT drain the worker, a second one ends the process. */
+  exitSignals?: boolean;
+  /** After so many seconds of draining, the tasks that still run return to their queues. By default they end. */
+  drainSeconds?: number;
+}
+
+interface Job {
+  room: string;
+  category: string;
+  name: string;
+  options: Omit<JobOptions, "room" | "category">;
+  run: JobFunction;
+}
+
+interface Waiting {
+  task: RunningTask;
+  claimedAt: number;
+}
+
+interface NodeProcess {
+  pid: number;
+  on(name: string, act: () => void): void;
+  off(name: string, act: () => void): void;
+  exit(code: number): never;
+}
+
+const POLL_SECONDS = 20;
+const PAUSE_SECONDS = 2;
+const EARLY_PAUSE_SECONDS = 0.1;
+const LONG_POLL_SECONDS = 5;
+const LAST_RESPONSE_SECONDS = 0.1;
+const LEAVE_SECONDS = 5;
+const SHORTEST_INTERVAL_SECONDS = 2;
+const HEARTBEATS_PER_INFO = 10;
+const MAX_NAMED_TASKS = 1000;
+const CHECK_SECONDS = 0.05;
+// After a pause of the process, a task that waited here may be another worker's.
+const SURE_SECONDS = 1;
+const SIGNALS: readonly [string, number][] = [["SIGTERM", 15], ["SIGINT", 2]];
+
+/** Claims the tasks of its jobs, runs up to `concurrency` at once, and reports them. */
+export class JobWorker {
+  readonly connection: Connection;
+  readonly #concurrency: number;
+  readonly #info: WorkerInfo;
+  readonly #connectSeconds: number;
+  readonly #log: Log;
+  readonly #jobs = new Map<string, Job>();
+  readonly #held = new Map<string, RunningTask>();
+  readonly #waiting: Waiting[] = [];
+  readonly #lookahead: Lookahead;
+  readonly #reporter: Reporter;
+  readonly #change = new Change();
+  readonly #heartbeatDue = new Change();
+  readonly #stopping = new AbortController();
+  readonly #left = new AbortController();
+  #poll: AbortController | undefined;
+  #running = 0;
+  #workerId = "";
+  #interval = SHORTEST_INTERVAL_SECONDS;
+  #heartbeats = 0;
+  #unanswered: { claim_id: string; max: number } | undefined;
+  #renewing: Promise<void> | undefined;
+  #hasBegun = false;
+
+  constructor(options: JobWorkerOptions = {}) {
+    const { concurrency = 1, prefetch = 100, name, labels, connectSeconds = 60, log = logToConsole } = options;
+    if (!Number.isInteger(concurrency) || concurrency < 1) throw new RangeError(`concurrency: ${concurrency} is not a number of tasks, 1 or more`);
+    this.connection = new Connection(options);
+    this.#concurrency = concurrency;
+    this.#connectSeconds = connectSeconds;
+    this.#log = log;
+    const pid = nodeProcess()?.pid;
+    this.#info = { slots: concurrency, ...(name !== undefined && { name }), ...(labels && { labels }), ...(pid && { pid }) };
+    this.#lookahead = new Lookahead(concurrency, Math.min(prefetch, 1000));
+    this.#reporter = new Reporter(this.connection, log, (task) => this.#release(task));
+  }
+
+  /** The id of the worker at the server; empty before `run`. */
+  get id(): string {
+    return this.#workerId;
+  }
+
+  /** Serve a job. Tasks of it wait while no worker runs, unless `without_workers` says otherwise. */
+  job(name: string, run: JobFunction, options: JobOptions = {}): this {
+    if (this.#hasBegun) throw new JoblibError(`job ${name}: name the jobs of a worker before run()`);
+    const { room = "@global", category = "jobs", ...policy } = options;
+    const defaults = { without_workers: "queue" as const };
+    this.#jobs.set(`${room}:${category}:${name}`, { room, category, name, options: { ...defaults, ...policy }, run });
+    return this;
+  }
+
+  /** Register the jobs, then run tasks until `stop`, a signal, or until an operator drains the worker. */
+  async run(options: RunOptions = {}): Promise<void> {
+    if (this.#hasBegun) throw new JoblibError("A worker runs once: make another one");
+    this.#hasBegun = true;
+    const stop = () => this.stop();
+    options.signal?.addEventListener("abort", stop, { once: true });
+    if (options.signal?.aborted) this.stop();
+    const restore = options.exitSignals === true ? handleSignals(stop) : () => undefined;
+    try {
+      await this.#enter();
+      await this.#work(options.drainSeconds);
+    } catch (error) {
+      const { signal } = this.#stopping;
+      if (!signal.aborted || error !== signal.reason) throw error; // it was stopped before it was registered
+    } finally {
+      this.#left.abort();
+      options.signal?.removeEventListener("abort", stop);
+      restore();
+    }
+  }
+
+  /** Claim no more, let running tasks end, and leave: `run` resolves then. */
+  stop(): void {
+    if (this.#stopping.signal.aborted) return;
+    this.#stopping.abort();
+    this.#change.notify();
+  }
+
+  async #enter(): Promise<void> {
+    const { signal } = this.#stopping;
+    this.#workerId = await this.#create(signal);
+    try {
+      for (const job of this.#jobs.values()) await this.#register(job, signal);
+    } catch (error) {
+      await this.#leave();
+      throw error;
+    }
+    this.#log("info", `Worker ${this.#workerId} serves ${[...this.#jobs.keys()].join(", ")}`);
+  }
+
+  async #work(drainSeconds?: number): Promise<void> {
+    const reports = this.#reporter.run();
+    const live = this.#reporter.runLive();
+    const heartbeats = this.#sendHeartbeats();
+    const claims = this.#claim();
+    await until(this.#stopping.signal);
+    this.#log("info", `Worker ${this.#workerId} claims no more; it waits for ${this.#running} running task(s)`);
+    await this.#stopClaiming(claims);
+    const isIdle = await this.#idle(drainSeconds);
+    if (!isIdle) await this.#requeue();
+    this.#reporter.stop();
+    await Promise.all([reports, live]);
+    this.#left.abort();
+    this.#heartbeatDue.notify();
+    await heartbeats;
+    await this.#leave();
+    this.#log("info", `Worker ${this.#workerId} has left`);
+  }
+
+  // Registration
+
+  async #create(signal?: AbortSignal): Promise<string> {
+    const { data } = await this.#persistently<WorkerResponse>("POST", "/workers", this.#info, signal);
+    this.#interval = Math.max(data.heartbeat_interval_seconds, 0.1);
+    return data.id;
+  }
+
+  async #register(job: Job, signal?: AbortSignal): Promise<void> {
+    const { room, category, name, options } = job;
+    const path = filledPath("/rooms/{room}/jobs", { room });
+    await this.#persistently("PUT", path, { ...options, category, name, worker_id: this.#workerId }, signal);
+  }
+
+  /** Send a request with a key, and repeat it while the server cannot be reached. */
+  async #persistently<Data>(method: string, path: string, body: unknown, signal?: AbortSignal): Promise<{ data: Data }> {
+    const request = { method, path, body, key: newKey(), signal };
+    return repeated(() => this.connection.once<Data>(request), { seconds: this.#connectSeconds, signal, isRetryable: isTransient });
+  }
+
+  /** Register a new worker, because the server does not know this one: its tasks are lost. */
+  async #renew(workerId: string): Promise<void> {
+    if (this.#workerId !== workerId || this.#left.signal.aborted) return;
+    this.#renewing ??= this.#registerAgain().finally(() => (this.#renewing = undefined));
+    await this.#renewing;
+  }
+
+  async #registerAgain(): Promise<void> {
+    const former = this.#workerId;
+    this.#log("warning", `The server does not know worker ${former}; registering a new one`);
+    for (const task of [...this.#held.values()]) this.#lose(task, "lost");
+    const { signal } = this.#left;
+    this.#workerId = await this.#create(signal);
+    this.#unanswered = undefined;
+    // One that stops serves no jobs.
+    if (!this.#stopping.signal.aborted) for (const job of this.#jobs.values()) await this.#register(job, signal);
+    this.#log("warning", `Worker ${this.#workerId} replaces worker ${former}`);
+  }
+
+  // Heartbeats
+
+  async #sendHeartbeats(): Promise<void> {
+    const backoff = new Backoff();
+    while (!this.#left.signal.aborted) {
+      let pause = this.#interval;
+      try {
+        await this.#beat();
+        backoff.reset();
+      } catch (error) {
+        pause = Math.min(backoff.after(error), this.#interval);
+        this.#log("warning", `Heartbeat: ${describe(error)}; trying again in ${pause.toFixed(1)} s`);
+      }
+      await this.#heartbeatDue.wait(pause);
+    }
+  }
+
+  /** Send a heartbeat with the tasks that this worker holds, and apply the verdict on each. */
+  async #beat(): Promise<void> {
+    const workerId = this.#workerId;
+    const named = this.#toName();
+    const body = {
+      tasks: named.map(({ id, attempt }) => ({ id, attempt })),
+      ...(this.#heartbeats++ % HEARTBEATS_PER_INFO === 0 && { worker: this.#info }),
+      ...(named.some((task) => task.hasOldToken) && { tokens: true }),
+    };
+    const path = filledPath("/workers/{id}", { id: workerId });
+    const timeoutSeconds = Math.max(this.#interval, SHORTEST_INTERVAL_SECONDS);
+    let answer: WorkerResponse;
+    try {
+      answer = (await this.connection.once<WorkerResponse>({ method: "PATCH", path, body, timeoutSeconds })).data;
+    } catch (error) {
+      if (!(error instanceof WorkerNotFound)) throw error;
+      return this.#renew(workerId);
+    }
+    this.#interval = Math.max(answer.heartbeat_interval_seconds, 0.1);
+    for (const [index, { id, verdict, token }] of (answer.tasks ?? []).entries()) {
+      const task = named[index];
+      if (task === undefined || task.id !== id) continue;
+      if (verdict !== "continue") this.#lose(task, verdict === "cancel" ? "cancelled" : "lost");
+      else if (token != null) task.renew(token);
+    }
+    if (answer.drain) this.#drain();
+  }
+
+  /** Return the held tasks; if there are too many for one heartbeat, others each time. */
+  #toName(): RunningTask[] {
+    const tasks = [...this.#held.values()].slice(0, MAX_NAMED_TASKS);
+    if (tasks.length < this.#held.size) {
+      for (const task of tasks) {
+        this.#held.delete(keyOf(task));
+        this.#held.set(keyOf(task), task);
+      }
+    }
+    return tasks;
+  }
+
+  #drain(): void {
+    if (!this.#stopping.signal.aborted) this.#log("info", `The server drains worker ${this.#workerId}`);
+    this.stop();
+  }
+
+  /** Notice that a task was cancelled or is lost; not while its outcome is reported: that may have been applied. */
+  #lose(task: RunningTask, reason: TaskStopped["reason"]): void {
+    if (this.#held.get(keyOf(task)) !== task || this.#reporter.isReporting(task)) return;
+    this.#log("info", `Task ${task.id} ${reason === "cancelled" ? "was cancelled" : "is no longer held by this worker"}`);
+    task.stop(reason);
+    this.#forget(task);
+  }
+
+  #forget(task: RunningTask): void {
+    this.#reporter.drop(task);
+    const index = this.#waiting.findIndex((one) => one.task === task);
+    if (index >= 0) this.#waiting.splice(index, 1);
+    this.#release(task);
+  }
+
+  #release(task: RunningTask): void {
+    if (this.#held.get(keyOf(task)) === task) this.#held.delete(keyOf(task));
+    this.#change.notify();
+  }
+
+  // Claims
+
+  async #claim(): Promise<void> {
+    const backoff = new Backoff();
+    while (!this.#stopping.signal.aborted) {
+      const { limit, mayWait } = await this.#room();
+      if (limit === 0) continue;
+      const began = now();
+      try {
+        await this.#claimOnce(limit, mayWait);
+        backoff.reset();
+      } catch (error) {
+        if (this.#stopping.signal.aborted) return;
+        // A proxy that cuts long-polls fails slowly: that error needs no growing pauses.
+        if (now() - began > LONG_POLL_SECONDS) backoff.reset();
+        const pause = backoff.after(error);
+        this.#log("warning", `Claiming: ${describe(error)}; trying again in ${pause.toFixed(1)} s`);
+        await sleep(pause, this.#stopping.signal).catch(() => undefined);
+      }
+    }
+  }
+
+  /** Wait until more tasks are needed; return how many, and whether the server may wait for the first one. */
+  async #room(): Promise<{ limit: number; mayWait: boolean }> {
+    while (!this.#stopping.signal.aborted) {
+      const free = this.#concurrency - this.#running - this.#waiting.length;
+      const limit = this.#lookahead.claimable(free, this.#waiting.length);
+      if (limit > 0 && !this.#reporter.isFull) return { limit, mayWait: free > 0 };
+      const stuck = this.#waiting.length > 0 ? this.#lookahead.secondsUntilStuck(now()) : Infinity;
+      if (stuck <= 0) {
+        this.#lookahead.handedBack();
+        await this.#releaseWaiting();
+        continue;
+      }
+      await this.#change.wait(limit > 0 ? CHECK_SECONDS : Math.max(stuck, CHECK_SECONDS));
+    }
+    return { limit: 0, mayWait: false };
+  }
+
+  async #claimOnce(limit: number, mayWait: boolean): Promise<void> {
+    const workerId = this.#workerId;
+    // A claim whose response was lost is repeated: it gets the same tasks.
+    const claim = this.#unanswered ?? { claim_id: newKey(), max: limit };
+    this.#unanswered = claim;
+    const body = { worker_id: workerId, ...claim, tokens: true };
+    const [sentAt, began] = [Date.now() / 1000, now()];
+    this.#poll = new AbortController();
+    const request = { method: "POST", path: "/tasks/claim", body, signal: this.#poll.signal };
+    let wait = mayWait ? POLL_SECONDS : 0;
+    const answer = await this.connection.once<TaskClaimResponse>({ ...request, wait }).catch(async (error: unknown) => {
+      if (error instanceof WorkerNotFound) return void (await this.#renew(workerId));
+      if (statusOf(error) !== 503 || wait === 0) throw error;
+      wait = 0; // too many clients wait
+      return this.connection.once<TaskClaimResponse>(request);
+    });
+    if (answer === undefined) return;
+    this.#unanswered = undefined;
+    const { data, headers } = answer;
+    const applied = appliedWait(headers);
+    const elapsed = Date.now() / 1000 - sentAt;
+    // The monotonic clock stands still while the machine is suspended.
+    const isLate = elapsed > applied + SURE_SECONDS || elapsed - (now() - began) > SURE_SECONDS;
+    this.#accept(data.tasks ?? [], isLate ? sentAt : sentAt + elapsed, claim.max);
+    if (data.reason === "draining") this.#drain();
+    else if ((data.tasks ?? []).length === 0 && mayWait) await this.#pause(applied, now() - began);
+  }
+
+  #accept(tasks: TaskResponse[], claimedAt: number, limit: number): void {
+    for (const response of tasks) {
+      const task = new RunningTask(this.connection, response, this.#workerId, (one) => this.#reporter.addLive(one));
+      this.#held.set(keyOf(task), task);
+      this.#waiting.push({ task, claimedAt });
+    }
+    this.#lookahead.claimed(tasks.length, now(), tasks.length >= limit);
+    this.#startWaiting();
+  }
+
+  async #pause(applied: number, waited: number): Promise<void> {
+    const pause = applied <= 0 ? PAUSE_SECONDS : waited < applied / 2 ? EARLY_PAUSE_SECONDS : 0;
+    if (pause > 0) await sleep(pause, this.#stopping.signal).catch(() => undefined);
+  }
+
+  // Runs
+
+  #startWaiting(): void {
+    if (this.#stopping.signal.aborted) return;
+    while (this.#running < this.#concurrency && this.#waiting.length > 0) {
+      this.#running += 1;
+      this.#lookahead.began(now());
+      void this.#run(this.#waiting.shift()!);
+    }
+  }
+
+  async #run({ task, claimedAt }: Waiting): Promise<void> {
+    if (Date.now() / 1000 - claimedAt > SURE_SECONDS) await this.#confirm(task);
+    if (task.signal.aborted) return this.#ended();
+    const entry = this.#reporter.begin(task);
+    const began = now();
+    let outcome = await this.#outcomeOf(task);
+    this.#lookahead.ended(now() - began);
+    if (outcome.content !== undefined && !task.signal.aborted) outcome = await this.#upload(task, outcome, outcome.content);
+    this.#reporter.end(entry, outcome, this.#waiting.length > 0);
+    this.#ended();
+  }
+
+  #ended(): void {
+    this.#running -= 1;
+    this.#startWaiting();
+    this.#change.notify();
+  }
+
+  async #outcomeOf(task: RunningTask): Promise<Outcome> {
+    try {
+      const job = this.#jobs.get(task.jobName);
+      if (job === undefined) return refusedOutcome(`This worker does not serve the job ${task.jobName}`);
+      const { run } = job;
+      const payload = decode(await this.#payloadOf(task)) as Payload;
+      return completed(await run(payload, task));
+    } catch (error) {
+      if (error instanceof UnusableResult) return refusedOutcome(error.message, "predecessor-result-invalid");
+      if (!task.signal.aborted) this.#log("info", `Task ${task.id} failed: ${describe(error)}`);
+      return failed(error);
+    }
+  }
+
+  async #payloadOf(task: RunningTask): Promise<Payload> {
+    const { payload } = task.task;
+    const read = () => withResults(this.connection, payload, task.id);
+    try {
+      return await repeated(read, { seconds: REPORT_SECONDS, signal: task.signal, isRetryable: isTransient });
+    } catch (error) {
+      if (!(error instanceof ProblemError || (error instanceof JoblibError && error.name === "JoblibError"))) throw error;
+      this.#log("warning", `The results are not for task ${task.id}: ${describe(error)}`);
+      return payload;
+    }
+  }
+
+  /** Upload the content of a result; return what to report: a failure if it was not stored. */
+  async #upload(task: RunningTask, outcome: Outcome, content: Content): Promise<Outcome> {
+    const { data, contentType, filename } = content;
+    const size = data instanceof Blob ? data.size : data.byteLength;
+    const request = {
+      method: "PUT",
+      path: filledPath("/tasks/{id}/result", { id: task.id }),
+      query: { attempt: task.attempt, filename },
+      content: data,
+      contentType,
+      signal: task.signal,
+      timeoutSeconds: 60 + size / 50_000,
+    };
+    const isRetryable = (error: unknown) => isTransient(error) && !(error instanceof ResultStoreFull);
+    try {
+      await repeated(() => this.connection.once(request), { seconds: REPORT_SECONDS, signal: task.signal, isRetryable });
+      return outcome;
+    } catch (error) {
+      if (task.signal.aborted || isGone(error)) return outcome;
+      this.#log("warning", `The result of task ${task.id} was not stored: ${describe(error)}`);
+      return refusedOutcome(`The result was not stored: ${describe(error)}`);
+    }
+  }
+
+  /** Ask the server whether this worker still holds a task that has waited here, perhaps while the machine was suspended. */
+  async #confirm(task: RunningTask): Promise<void> {
+    const backoff = new Backoff();
+    while (!task.signal.aborted && !this.#left.signal.aborted) {
+      try {
+        return await this.#beat();
+      } catch (error) {
+        await sleep(backoff.after(error), this.#left.signal).catch(() => undefined);
+      }
+    }
+  }
+
+  // The end
+
+  /** Claim no more. The server is asked first to give out no tasks: a task of the open claim would be lost. */
+  async #stopClaiming(claims: Promise<void>): Promise<void> {
+    const paths = [...this.#jobs.keys()].map((name) => filledPath("/workers/{id}/jobs/{name}", { id: this.#workerId, name }));
+    const began = now();
+    await Promise.all(paths.map((path) => this.#briefly("DELETE", path)));
+    const grace = LAST_RESPONSE_SECONDS + now() - began;
+    const timer = setTimeout(() => this.#poll?.abort(new JoblibError("The worker stops")), 1000 * grace);
+    await claims;
+    clearTimeout(timer);
+    await this.#releaseWaiting();
+  }
+
+  /** Put the tasks that wait here back into their queues. */
+  async #releaseWaiting(): Promise<void> {
+    const tasks = this.#waiting.splice(0).map((one) => one.task);
+    await this.#giveBack(tasks);
+    for (const task of tasks) this.#release(task);
+  }
+
+  async #requeue(): Promise<void> {
+    const tasks = [...this.#held.values()].filter((task) => !this.#reporter.isReporting(task));
+    await this.#giveBack(tasks);
+    for (const task of tasks) this.#lose(task, "released");
+  }
+
+  async #giveBack(tasks: RunningTask[]): Promise<void> {
+    if (tasks.length === 0) return;
+    const reports = tasks.map(({ id, attempt }) => ({ id, attempt, status: "pending" }));
+    const content = stringifyJson({ worker_id: this.#workerId, reports });
+    const send = () => this.connection.once({ method: "POST", path: "/tasks/report", content, headers: { Prefer: "return=minimal" }, timeoutSeconds: LEAVE_SECONDS });
+    await repeated(send, { seconds: LEAVE_SECONDS, isRetryable: isTransient }).then(
+      () => this.#log("info", `Released ${tasks.length} task(s)`),
+      (error: unknown) => this.#log("warning", `${tasks.length} task(s) were not released: ${describe(error)}`),
+    );
+  }
+
+  /** Wait until no task runs and each is reported; return whether that happened in time. */
+  async #idle(seconds = Infinity): Promise<boolean> {
+    const deadline = now() + seconds;
+    while (this.#running > 0 || !this.#reporter.isIdle) {
+      const left = deadline - now();
+      if (left <= 0) return false;
+      await this.#change.wait(left);
+    }
+    return true;
+  }
+
+  async #leave(): Promise<void> {
+    await this.#briefly("DELETE", filledPath("/workers/{id}", { id: this.#workerId }));
+  }
+
+  /** Send a request a few times; what is not applied the server does itself, once heartbeats stay away. */
+  async #briefly(method: string, path: string): Promise<void> {
+    const send = () => this.connection.once({ method, path, timeoutSeconds: LEAVE_SECONDS });
+    await repeated(send, { seconds: LEAVE_SECONDS, isRetryable: isTransient }).catch((error: unknown) => {
+      if (statusOf(error) !== 404) this.#log("warning", `${method} ${path}: ${describe(error)}`);
+    });
+  }
+}
+
+/** Wakes those that wait for a change. */
+class Change {
+  #waiters = new Set<() => void>();
+
+  notify(): void {
+    for (const wake of this.#waiters) wake();
+  }
+
+  wait(seconds: number): Promise<void> {
+    return new Promise((resolve) => {
+      const timer = Number.isFinite(seconds) ? setTimeout(() => wake(), 1000 * seconds) : undefined;
+      const wake = () => {
+        clearTimeout(timer);
+        this.#waiters.delete(wake);
+        resolve();
+      };
+      this.#waiters.add(wake);
+    });
+  }
+}
+
+function until(signal: AbortSignal): Promise<void> {
+  return new Promise((resolve) => {
+    if (signal.aborted) resolve();
+    else signal.addEventListener("abort", () => resolve(), { once: true });
+  });
+}
+
+function keyOf(task: RunningTask): string {
+  return `${task.id} ${task.attempt}`;
+}
+
+function nodeProcess(): NodeProcess | undefined {
+  return (globalThis as { process?: NodeProcess }).process;
+}
+
+function handleSignals(stop: () => void): () => void {
+  const process = nodeProcess();
+  if (process === undefined) return () => undefined;
+  let isFirst = true;
+  const handlers = SIGNALS.map(([name, number]) => {
+    const handle = () => {
+      if (!isFirst) process.exit(128 + number);
+      isFirst = false;
+      stop();
+    };
+    process.on(name, handle);
+    return [name, handle] as const;
+  });
+  return () => {
+    for (const [name, handle] of handlers) process.off(name, handle);
+  };
+}
+
+function logToConsole(level: string, message: string): void {
+  if (level !== "debug") console.error(`${new Date().toISOString()} ${level.toUpperCase()} ${message}`);
+}

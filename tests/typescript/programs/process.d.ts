@@ -1,0 +1,2 @@
+// The part of Node that the programs use.
+declare const process: { argv: string[]; stdout: { write(text: string): void } };

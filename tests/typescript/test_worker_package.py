@@ -1,0 +1,161 @@
+"""The worker of the npm package, against real servers, with tasks that are submitted from Python."""
+
+import asyncio
+import signal
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from rest import V1
+from servers import ServerProcess
+from tcp_proxy import TcpProxy
+from waiting import until, wait_until
+
+from typescript.package import node
+from zndraw_joblib import NewTask, Queue, TaskFailed, TaskHandle
+
+pytestmark = pytest.mark.processes
+# Each request of a worker, whose first response is lost.
+LOST = ("POST workers", "PUT jobs", "POST claim", "POST report", "PUT result")
+
+
+def test_the_worker_runs_tasks(programs: Path, server: ServerProcess) -> None:
+    """Values, files, failures and retries arrive, though the first response to each request is lost.
+
+    After SIGTERM the task that runs ends, and the worker leaves.
+    """
+    with (
+        node(programs / "worker.js", server.url, server.token, *LOST) as worker,
+        Queue(server.url, server.token, room="lab") as queue,
+    ):
+        worker.wait_for("serves")
+        check_results(queue)
+        check_failures(queue)
+        assert queue.submit("parent").result(60) == 2**60
+        last = queue.submit("wait", {"seconds": 1})
+        wait_until(lambda: last.refresh().status == "running")
+        worker.process.send_signal(signal.SIGTERM)
+        worker.wait_for("left")
+        assert worker.end() == 0
+        assert last.result(60) == 1
+    assert {line.removeprefix("lost: ") for line in worker.lines if line.startswith("lost: ")} == set(LOST)
+
+
+async def test_a_worker_follows_the_verdicts(programs: Path, server: ServerProcess) -> None:
+    """Its heartbeats tell it which task is lost or cancelled; when an operator drains it, it leaves."""
+    async with server.client() as client:
+        with node(programs / "worker.js", server.url, server.token) as worker:
+            await asyncio.to_thread(worker.wait_for, "serves")
+            body = {"payload": {"seconds": 600}}
+            task = (await client.post(f"{V1}/rooms/lab/tasks/@global:jobs:wait", json=body)).json()
+            url = f"{V1}/tasks/{task['id']}"
+            await until(lambda: is_attempt(client, url, 1))
+            assert (await client.post(f"{url}/release", json={})).status_code == 200
+            await asyncio.to_thread(worker.wait_for, "stopped: lost")
+            await until(lambda: is_attempt(client, url, 2))
+            assert (await client.patch(url, json={"status": "cancelled"})).status_code == 200
+            await asyncio.to_thread(worker.wait_for, "stopped: cancelled")
+            leaving = f"{V1}/workers/{(await client.get(url)).json()['worker_id']}"
+            info = (await client.get(leaving)).json()
+            assert (info["name"], info["slots"], info["tasks"]) == ("typescript", 2, [])
+            await client.post(f"{leaving}/drain")
+            assert await asyncio.to_thread(worker.end) == 0
+            assert (await client.get(leaving)).status_code == 404
+
+
+async def is_attempt(client: httpx.AsyncClient, url: str, attempt: int) -> bool:
+    """Return whether a task runs by this attempt, and has a log."""
+    task = (await client.get(url)).json()
+    return bool((task["status"], task["attempt"]) == ("running", attempt))
+
+
+def check_results(queue: Queue) -> None:
+    """Run jobs that return values of all kinds."""
+    big: dict[str, Any] = {"id": 2**63 + 1, "text": "ä😀", "number": 1.5}
+    assert queue.submit("echo", {"value": big}).result(60) == big
+    means = queue.submit("mean", {"values": np.arange(6.0).reshape(2, 3)}).result(60)
+    assert means == {"mean": 2.5, "shape": [2, 3]}
+    small, large = (queue.submit("grid", {"size": size}).result(60) for size in (2, 300))
+    assert small.tolist() == [[0, 1], [2, 3]]
+    assert (large.shape, large[1, 0], large.dtype) == ((300, 300), 300, np.float64)
+    file = queue.submit("file", {"text": "a,b"})
+    assert file.result(60) == b"a,b"
+    stored = file.refresh().stored_result
+    assert stored is not None
+    assert (stored.content_type, stored.filename) == ("text/csv", "täble.csv")
+    assert queue.submit("long", {"length": 600_000}).result(60) == "ä" * 600_000
+
+
+def check_failures(queue: Queue) -> None:
+    """Run jobs that fail, and are tried again as they say."""
+    with pytest.raises(TaskFailed) as circle:
+        queue.submit("circle").result(60)
+    assert circle.value.code == "result-not-serializable"
+    assert "result.map" in circle.value.message
+    flaky = queue.submit("lab:modifiers:flaky")
+    with pytest.raises(TaskFailed) as failed:
+        flaky.result(60)
+    task = failed.value.task
+    assert (task.attempts, failed.value.message) == (2, "NonRetryable: never")
+    assert task.failure is not None
+    assert (task.failure.type, "worker.js" in task.failure.traceback) == ("NonRetryable", True)
+    assert task.progress is not None
+    assert (task.progress.current, task.progress.total, task.progress.message) == (2, 3, "trying")
+    assert [line.text for line in flaky.logs()] == ["attempt 2", "second line"]
+    last = flaky.history().attempts[-1].failure
+    assert last is not None
+    assert "Caused by: RangeError: the reason" in last.full_traceback
+
+
+SETTINGS = {"worker_timeout_seconds": 4, "sweeper_interval_seconds": 0.5, "startup_grace_seconds": 2}
+
+
+@pytest.mark.slow
+async def test_tasks_survive_kills(programs: Path, tmp_path: Path) -> None:
+    """A killed server is replaced while tasks run: each completes once. Those of a killed worker rerun."""
+    database = f"sqlite:///{tmp_path / 'queue.db'}"
+    server = ServerProcess(database, **SETTINGS)
+    proxy = TcpProxy(port_of(server))
+    async with proxy.running():
+        arguments = programs / "worker.js", f"http://127.0.0.1:{proxy.port}", server.token
+        with node(*arguments) as worker, Queue(arguments[1], server.token) as queue:
+            await asyncio.to_thread(worker.wait_for, "serves")
+            long = await asyncio.to_thread(queue.submit, "wait", {"seconds": 3})
+            for _ in range(3):
+                short = await asyncio.to_thread(submit_numbers, queue, 100)
+                await asyncio.to_thread(wait_until, partial(has_status, short[5], "completed"))
+                server.process.kill()
+                server.process.wait(10)
+                server = ServerProcess(database, **SETTINGS)
+                proxy.target_port = port_of(server)
+                assert await asyncio.to_thread(queue.gather, *short) == list(range(100))
+                assert await asyncio.to_thread(attempts_of, short) == {1}
+            assert await asyncio.to_thread(long.result, 60) == 1
+            orphan = await asyncio.to_thread(queue.submit, "wait", {"seconds": 2})
+            await asyncio.to_thread(wait_until, partial(has_status, orphan, "running"))
+            worker.process.kill()
+            with node(*arguments), server:
+                assert await asyncio.to_thread(orphan.result, 60) == 2
+
+
+def attempts_of(tasks: list[TaskHandle]) -> set[int]:
+    """Return how often the tasks were claimed."""
+    return {task.refresh().attempt for task in tasks}
+
+
+def submit_numbers(queue: Queue, count: int) -> list[TaskHandle]:
+    """Submit a task for each number."""
+    return queue.submit_many([NewTask("echo", {"value": number}) for number in range(count)])
+
+
+def has_status(task: TaskHandle, status: str) -> bool:
+    """Return whether a task has a status now."""
+    return task.refresh().status == status
+
+
+def port_of(server: ServerProcess) -> int:
+    """Return the port of a server."""
+    return int(server.url.rpartition(":")[2])
