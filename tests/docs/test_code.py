@@ -256,8 +256,13 @@ def test_a_page_reads_arrays_of_any_size(tmp_path: Path) -> None:
 def test_typescript_compiles(tmp_path: Path) -> None:
     """The TypeScript of a page, in one module beside the server's declarations, has the right types."""
     pages = {block.page for block in code("ts")}
-    for declarations in (ROOT / "src" / "zndraw_joblib" / "server" / "types").glob("*.d.ts"):
-        shutil.copy(declarations, tmp_path)
+    package = tmp_path / "node_modules" / "zndraw-joblib"
+    shutil.copytree(ROOT / "clients" / "typescript" / "src", package)
+    exports = {".": "./index.ts", "./worker": "./worker.ts"}
+    (package / "package.json").write_text(json.dumps({"type": "module", "exports": exports}))
+    for folder in (tmp_path, package):
+        for declarations in (ROOT / "src" / "zndraw_joblib" / "server" / "types").glob("*.d.ts"):
+            shutil.copy(declarations, folder)
     for modules in (types.MODULES, ROOT / "tests" / "peers" / "js" / "node_modules"):
         link_modules(modules, tmp_path / "node_modules")
     for page in pages:

@@ -42,6 +42,9 @@ def build_programs(target: Path) -> Path:
     (target / "package.json").write_text('{"type": "module"}')
     for source in PROGRAMS.iterdir():
         shutil.copy(source, target)
+    shutil.copytree(PACKAGE / "examples" / "react", target / "react")
+    for name in ("@types", "csstype"):
+        (target / "node_modules" / name).symlink_to(types.MODULES / name)
     tsc(target)
     return target
 

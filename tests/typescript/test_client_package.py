@@ -87,6 +87,8 @@ def test_the_client(programs: Path, server: ServerProcess) -> None:
         "ended": ["failed", "completed"],
         "group": [5**30, 6],
         "states": ["end"],
+        "watched": ["completed", 7],
+        "room": [True, "completed"],
         "timeout": True,
         "aborted": True,
         "cancelled": True,

@@ -15,6 +15,7 @@ import {
   UnexpectedResponse,
   WaitTimeout,
 } from "zndraw-joblib";
+import { watchRoom, watchTask } from "./react/live.js";
 
 const [url, token, closedPort] = process.argv.slice(2) as [string, string, string];
 const queue = new Queue({ url, token: async () => token, room: "lab" });
@@ -80,6 +81,17 @@ shown["group"] = await group.results();
 const states: string[] = [];
 for await (const { event } of group.follow()) states.push(event);
 shown["states"] = states;
+
+// The state of a page: of a task until its end, and of a room.
+const watched = await queue.submit("echo", { value: 7 });
+const seen: unknown[] = [];
+await watchTask(queue, watched.id, new AbortController().signal, ({ task }) => seen.push(task?.status, task?.result));
+shown["watched"] = seen.slice(-2);
+const leaving = new AbortController();
+await watchRoom(queue, "lab", leaving.signal, ({ tasks }) => {
+  shown["room"] = [tasks[0]?.id === watched.id, tasks[0]?.status];
+  leaving.abort();
+});
 
 // Wait, abort and cancel.
 const idle = await queue.submit("idle", {}, { tags: ["waits"], unique: { key: "one" } });
