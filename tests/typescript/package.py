@@ -40,7 +40,7 @@ def build_programs(target: Path) -> Path:
     """Build the package and the programs that use it; return the folder of the programs."""
     build(target)
     (target / "package.json").write_text('{"type": "module"}')
-    for source in PROGRAMS.iterdir():
+    for source in (*PROGRAMS.iterdir(), *(PACKAGE / "examples").glob("*.mjs")):
         shutil.copy(source, target)
     shutil.copytree(PACKAGE / "examples" / "react", target / "react")
     for name in ("@types", "csstype"):

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from generate import types
 from rest import V1
 from servers import ServerProcess
 from tcp_proxy import TcpProxy
@@ -16,6 +17,8 @@ from waiting import until, wait_until
 
 from typescript.package import node
 from zndraw_joblib import NewTask, Queue, TaskFailed, TaskHandle
+from zndraw_joblib.testing.conformance.runs import Run
+from zndraw_joblib.testing.conformance.scenarios import SCENARIOS
 
 pytestmark = pytest.mark.processes
 # Each request of a worker, whose first response is lost.
@@ -108,6 +111,16 @@ def check_failures(queue: Queue) -> None:
     last = flaky.history().attempts[-1].failure
     assert last is not None
     assert "Caused by: RangeError: the reason" in last.full_traceback
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_conformance_kit_passes_the_worker(programs: Path, tmp_path: Path) -> None:
+    """Each scenario: lost answers, verdicts, restarts of the server, drains, uploads, logs."""
+    command = [str(types.NODE), str(programs / "conformance.mjs")]
+    with Run(tmp_path, patience=4) as run:
+        results = [run.play(scenario, command) for scenario in SCENARIOS]
+    assert [result for result in results if not result.passed] == []
 
 
 SETTINGS = {"worker_timeout_seconds": 4, "sweeper_interval_seconds": 0.5, "startup_grace_seconds": 2}
