@@ -32,7 +32,7 @@ INTERNAL_LIMITS = {
 }
 FAULTS = {*SCENARIOS, "mixed"}
 ROOMS = sorted(path.parent.name for path in (PACKAGE / "server").glob("*/__init__.py"))
-ALIASES = {"sweep_threshold_seconds", "sweep_interval_seconds"}
+ALIASES = {"sweep_threshold_seconds", "sweep_interval_seconds", "result_backend", "workers"}
 
 
 def rows(page: Path) -> list[list[str]]:

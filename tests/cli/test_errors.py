@@ -59,15 +59,15 @@ USAGE_ERRORS: dict[str, Case] = {
     ),
     "several": (
         ["serve", "--port", "0", "--workers", "2"],
-        "--workers 2 cannot use SQLite, which allows one server process. Set --database-url postgresql://",
+        "--processes 2 cannot use SQLite, which allows one server process. Set --database-url postgresql://",
     ),
     "test clock of several": (
         ["ZNDRAW_JOBLIB_REDIS_URL=redis://x", "serve", "--port", "0", "--workers", "2", "--test-clock"],
-        "--test-clock cannot be used with --workers 2 and ZNDRAW_JOBLIB_REDIS_URL",
+        "--test-clock cannot be used with --processes 2 and ZNDRAW_JOBLIB_REDIS_URL",
     ),
     "several in memory": (
         ["ZNDRAW_JOBLIB_WORKERS=2", "serve", "--port", "0", "--database-url", "sqlite://"],
-        "--workers 2 cannot use SQLite",
+        "--processes 2 cannot use SQLite",
     ),
     "name": (["share", ".", "--name", "a:b"], "--name 'a:b' is not a valid name"),
     "workers": (["ZNDRAW_JOBLIB_WORKERS=0", "serve"], "ZNDRAW_JOBLIB_WORKERS: Input should be greater"),

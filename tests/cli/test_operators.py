@@ -206,6 +206,9 @@ def test_an_exception_that_no_task_has_is_named(stack: Stack) -> None:
     with OnTerminal(stack.program, "tasks", "--error-code", "none", is_output=True) as listed:
         assert listed.end()[0] == 0
     assert "0 tasks in room default; --all-rooms looks in all rooms" in listed.shown
+    with OnTerminal(stack.program, "tasks", "--status", "failed", is_output=True) as listed:
+        assert listed.end()[0] == 0
+    assert "0 tasks in room default; others have some: --room " in " ".join(listed.shown.split())
 
 
 def test_several_tasks_are_changed_after_a_preview(stack: Stack) -> None:

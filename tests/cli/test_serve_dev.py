@@ -134,7 +134,7 @@ def test_what_cannot_be_served_is_refused(program: Program, file: Path) -> None:
             ("--dev", file.name, "--port", port): (1, f"Port {port} of 127.0.0.1 is taken"),
             ("--dev", file.name, "--host", "::"): (2, "add --allow-remote"),
             ("--dev", "other.py"): (1, "There is no file 'other.py'"),
-            ("--dev", "--workers", "2"): (2, "--workers is not for --dev"),
+            ("--dev", "--processes", "2"): (2, "--processes is not for --dev"),
             (file.name,): (2, "needs --dev. Without it, run 'zndraw-joblib worker'"),
         }
         ends = program.run_all([["serve", *arguments] for arguments in runs])

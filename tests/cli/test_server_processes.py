@@ -1,4 +1,4 @@
-"""`serve` stops cleanly, and `serve --workers N` acts like one server: a process that exits is replaced."""
+"""`serve` stops cleanly, and `serve --processes N` acts like one server: a process that exits is replaced."""
 
 import os
 import resource
@@ -34,7 +34,7 @@ from zndraw_joblib.server.process.settings import ServerSettings
 
 with socket.create_server(("127.0.0.1", 0)) as listener:
     try:
-        serve_several(ServerSettings(workers=2), listener, LogConfig(), lambda: print("ready"))
+        serve_several(ServerSettings(processes=2), listener, LogConfig(), lambda: print("ready"))
     except CommandError as error:
         print(error)
 """
@@ -45,7 +45,7 @@ class TwoProcesses(RunningServer):
 
     def __init__(self, program: Program, database_url: str, *arguments: str, **settings: str) -> None:
         settings["DATABASE_URL"] = database_url
-        super().__init__(program, "--workers", "2", *arguments, **settings)
+        super().__init__(program, "--processes", "2", *arguments, **settings)
 
     @property
     def children(self) -> list[psutil.Process]:
@@ -217,7 +217,7 @@ def test_children_get_all_settings() -> None:
         database_url="postgresql://ann:secret@host/name",
         redis_url="redis://:secret@host/1",
         socketio_transports=["websocket"],
-        workers=7,
+        processes=7,
         max_waiting_requests=5,
         validate_payload=False,
         worker_timeout_seconds=1.5,

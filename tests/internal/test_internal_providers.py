@@ -168,7 +168,7 @@ async def run_host(
         identity=identity,
         worker_token=worker_token,
         writable_room=writable_room,
-        settings=JobLibSettings(result_backend="database", **settings),
+        settings=JobLibSettings(provider_result_backend="database", **settings),
     )
     joblib.mount(app)
     await ensure_internal_providers(classes, sessions, user_id=UPLOADER)

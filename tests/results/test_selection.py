@@ -34,11 +34,11 @@ async def test_an_explicit_choice_wins(open_replica: OpenReplica) -> None:
     runtime = open_replica().runtime
     chosen = {"memory": MemoryResults, "database": DatabaseResults, "redis": RedisResults}
     for name, backend in chosen.items():
-        settings = ServerSettings(result_backend=name, redis_url=REDIS, workers=2)
+        settings = ServerSettings(provider_result_backend=name, redis_url=REDIS, processes=2)
         assert isinstance(select_result_backend(settings, runtime), backend)
 
 
 def test_redis_without_a_url_names_the_missing_setting() -> None:
     """The error comes at the start, not at the first provider request."""
     with pytest.raises(ValueError, match="set ZNDRAW_JOBLIB_REDIS_URL"):
-        JobLibSettings(result_backend="redis")
+        JobLibSettings(provider_result_backend="redis")

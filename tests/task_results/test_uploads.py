@@ -435,7 +435,7 @@ async def test_provider_results_evict_no_task_result(
 ) -> None:
     """However little room the cache of provider results has."""
     if store_settings.task_result_backend == "database":
-        store_settings.result_backend = "database"
+        store_settings.provider_result_backend = "database"
     await upload(client, held)
     await report(client, held, "completed", attempt=1)
     joblib.settings.max_cached_bytes = 1

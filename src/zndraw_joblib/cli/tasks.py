@@ -3,6 +3,7 @@
 import re
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -227,6 +228,29 @@ def select(  # noqa: PLR0913 - one for each option
 def where(rooms: Sequence[str]) -> str:
     """Return in which rooms tasks were looked for, to end a sentence with."""
     return f"in room {', '.join(rooms)}" if rooms else "in all rooms"
+
+
+_MAX_FOUND, _MAX_ROOMS = 100, 5
+
+
+def _rooms_with(client: AdminClient, selection: Selection) -> str:
+    """Return a note about the rooms that have tasks of a selection whose default room has none."""
+    if not selection.is_default_room:
+        return ""
+    if selection.fields:  # such a search may take a minute
+        return "; --all-rooms looks in all rooms"
+    try:
+        everywhere = replace(selection, rooms=[], is_default_room=False)
+        found, has_more = client.search(everywhere.resolve(client), _MAX_FOUND)
+    except (CommandError, ProblemException):
+        # The caller may not look in all rooms, or only the default room has this job or worker.
+        return "; --room names another room"
+    rooms = Counter(str(task.room_id) for task in found)
+    if not rooms:
+        return "; no other room has any"
+    named = ", ".join(f"--room {room} ({number})" for room, number in rooms.most_common(_MAX_ROOMS))
+    more = ", …" if has_more or len(rooms) > _MAX_ROOMS else ""
+    return f"; others have some: {named}{more}"
 
 
 def _hint_of_rooms(selection: Selection) -> str:
@@ -644,8 +668,8 @@ def tasks(  # noqa: PLR0913 - each is an option
     with open_client(url) as client:
         selection = selection.located(client)
         items, caption = _find(client, selection, limit)
-    if not items and selection.is_default_room:
-        caption += "; --all-rooms looks in all rooms"
+        if not items:
+            caption += _rooms_with(client, selection)
     table = TASKS.without("room") if len(selection.rooms) == 1 else TASKS
     table.print(items, caption=caption, as_json=as_json)
 

@@ -549,6 +549,11 @@ WorkerToShow = Annotated[
 ]
 
 
+RemoveNow = Annotated[
+    bool, typer.Option("--now", help="Remove it at once: its tasks are lost, and retried under their policy.")
+]
+
+
 def _claimed(worker: WorkerSummary) -> int | None:
     """Return how many tasks a worker holds that do not run yet; an older server does not return it."""
     return None if worker.held is None or worker.running is None else worker.held - worker.running or None
@@ -596,12 +601,24 @@ def workers(
     )
 
 
-def drain(worker_id: WorkerId, *, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
-    """Let a worker finish its tasks, claim no more, and leave."""
+def drain(
+    worker_id: WorkerId, *, now: RemoveNow = False, as_json: AsJson = False, url: Url = DEFAULT_URL
+) -> None:
+    """Let a worker finish its tasks, claim no more, and leave; or remove it --now."""
     with open_client(url) as client:
-        _DRAINED.print_one(
-            client.post(ops.DRAIN_WORKER, worker_id=client.find_worker(worker_id)), as_json=as_json
-        )
+        found = client.find_worker(worker_id)
+        if not now:
+            _DRAINED.print_one(client.post(ops.DRAIN_WORKER, worker_id=found), as_json=as_json)
+            return
+        detail = client.read(ops.GET_WORKER, "details of workers", worker_id=found)
+        client.delete(ops.REMOVE_WORKER, f"Removing the worker {found}", worker_id=found)
+    if as_json:
+        print_json(detail)
+        return
+    tasks = counted(len(detail.tasks), "task")
+    print_note(
+        f"Removed the worker {found}; {tasks} that it held follow their job's policy, as after a crash."
+    )
 
 
 def _show(client: AdminClient, worker: str, *, as_json: bool) -> None:

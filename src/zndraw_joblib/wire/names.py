@@ -146,7 +146,7 @@ def missing_text(what: str, name: str, room: str, seen: Sequence[JobName]) -> st
     """Return the text of an error for a job that a room does not see, with the nearest names that it sees."""
     if not seen:
         return (
-            f"{what}: no worker has registered a job that room {room!r} sees. "
+            f"{what}: no worker serves a job that room {room!r} sees. "
             "Start a worker with 'zndraw-joblib worker FILE', or name another room"
         )
     by_name = {job.name: str(job) for job in reversed(seen)}

@@ -103,14 +103,16 @@ Host = Annotated[str, typer.Option("--host", metavar="ADDRESS", help="The addres
 Port = Annotated[
     int, typer.Option("--port", metavar="PORT", min=0, max=65_535, help="The port; 0 takes a free one.")
 ]
-Workers = Annotated[
+Processes = Annotated[
     int | None,
     typer.Option(
+        "--processes",
         "--workers",
         metavar="N",
         min=1,
         max=64,
-        help="The number of server processes on this port. More than 1 need PostgreSQL. Default: 1.",
+        help="The number of server processes on this port; more than 1 need PostgreSQL. Default: 1. "
+        "--workers is the old name.",
     ),
 ]
 Target = Annotated[
@@ -162,7 +164,7 @@ def serve(  # noqa: PLR0913 - each is an option
     host: Host = "127.0.0.1",
     port: Port = 8000,
     database_url: DatabaseUrl = None,
-    workers: Workers = None,
+    processes: Processes = None,
     log_level: Log = LogThreshold.INFO,
     log_format: Format = LogFormat.TEXT,
     access_log: AccessLog = False,
@@ -185,12 +187,12 @@ def serve(  # noqa: PLR0913 - each is an option
             "--test-clock is not for --dev: run a worker beside 'zndraw-joblib serve --test-clock'"
         )
     if dev:
-        _serve_dev(target, host, port, database_url, workers, log, allows_remote=allow_remote)
+        _serve_dev(target, host, port, database_url, processes, log, allows_remote=allow_remote)
     elif target is not None or allow_remote:
         what = "--allow-remote" if target is None else f"{target!r}: serving jobs"
         raise UsageError(f"{what} needs --dev. Without it, run 'zndraw-joblib worker' beside the server")
     else:
-        serve.run(host, port, database_url, workers, log, has_test_clock=test_clock)
+        serve.run(host, port, database_url, processes, log, has_test_clock=test_clock)
 
 
 def _serve_dev(  # noqa: PLR0913 - as above
@@ -198,15 +200,15 @@ def _serve_dev(  # noqa: PLR0913 - as above
     host: str,
     port: int,
     database_url: str | None,
-    workers: int | None,
+    processes: int | None,
     log: LogConfig,
     *,
     allows_remote: bool,
 ) -> None:
     from zndraw_joblib.cli.server import dev  # noqa: PLC0415 - as above
 
-    if workers is not None:
-        raise UsageError("--workers is not for --dev, which runs one server process")
+    if processes is not None:
+        raise UsageError("--processes is not for --dev, which runs one server process")
     dev.run(
         dev.DevOptions(
             target=target,

@@ -66,20 +66,25 @@ def locate(url: str) -> DatabaseLocation:
 
 
 def run_or_create(
-    loaded: ServerSettings, work: Callable[[Database], Awaitable[Result]], *, allow_new: bool
+    loaded: ServerSettings,
+    work: Callable[[Database], Awaitable[Result]],
+    *,
+    allow_new: bool,
+    allow_named: bool = False,
 ) -> Result:
     """Return the result of `work` as `run` does, and print a note if that created the database.
 
-    Raises `CommandError` if the default database does not exist, unless `allow_new`: the server's database is
-    probably in another folder.
+    Raises `CommandError` if the database does not exist, unless `allow_new`, or `allow_named` and a URL names
+    it: the server's database is probably in another folder.
     """
     location = locate(loaded.database_url)
-    is_new = location.is_missing
-    if is_new and not allow_new and "database_url" not in loaded.model_fields_set:
+    is_new, is_named = location.is_missing, "database_url" in loaded.model_fields_set
+    if is_new and not allow_new and not (allow_named and is_named):
+        lack = "" if is_named else ", and no URL names another"
         raise CommandError(
-            f"There is no database {location.text}: the file does not exist, and no URL names another. Run "
-            "the command in the server's folder, or pass the server's --database-url "
-            "(ZNDRAW_JOBLIB_DATABASE_URL). To create a new database here, add --create-database"
+            f"There is no database {location.text}: the file does not exist{lack}. Run the command in the "
+            "server's folder, or pass the server's --database-url (ZNDRAW_JOBLIB_DATABASE_URL). To create a "
+            "new database here, add --create-database"
         )
     result = run(loaded.database_url, work)
     if is_new:
@@ -121,7 +126,8 @@ def upgrade(database_url: str | None, *, allow_new: bool) -> None:
         await schema.upgrade(database)
         return before
 
-    before, newest = run_or_create(loaded, work, allow_new=allow_new), schema.newest()
+    newest = schema.newest()
+    before = run_or_create(loaded, work, allow_new=allow_new, allow_named=True)
     change = "was already at" if before == newest else f"went from {before or 'nothing'} to"
     typer.echo(f"{locate(loaded.database_url).text}: the schema {change} {newest}")
 

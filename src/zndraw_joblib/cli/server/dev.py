@@ -47,7 +47,7 @@ class DevOptions:
 def run(options: DevOptions) -> None:
     """Run a server and a worker until SIGINT or SIGTERM. Raises `CommandError` if they cannot start."""
     _check(options)
-    config = database.load_settings(options.database_url, workers=1)
+    config = database.load_settings(options.database_url, processes=1)
     warn_of_unknown(ServerSettings.model_fields)
     with serve.listen(options.host, options.port) as listener:
         signal.signal(signal.SIGTERM, signal.default_int_handler)

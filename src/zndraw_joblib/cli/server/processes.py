@@ -123,7 +123,7 @@ def serve_one(
 def serve_several(
     settings: ServerSettings, listener: socket.socket, log: LogConfig, on_ready: Callable[[], object]
 ) -> None:
-    """Serve in `settings.workers` child processes until SIGINT or SIGTERM, see `Supervisor`.
+    """Serve in `settings.processes` child processes until SIGINT or SIGTERM, see `Supervisor`.
 
     Call `on_ready` when all children answer requests. A second signal kills them. A child that ends later
     is replaced. Raises `CommandError` if a child cannot start.
@@ -137,11 +137,11 @@ def serve_several(
 def supervisor_of(
     settings: ServerSettings, listener: socket.socket, log: LogConfig, **options: Any
 ) -> Supervisor:
-    """Return the parent of `settings.workers` processes that serve; `options` are those of `Supervisor`."""
+    """Return the parent of `settings.processes` processes that serve; `options` are those of `Supervisor`."""
     return Supervisor(
         _COMMAND,
         ChildConfig.of(settings, listener, log).model_dump_json(),
-        settings.workers,
+        settings.processes,
         _after,
         pass_fds=(listener.fileno(),),
         start_seconds=_START_SECONDS,

@@ -92,17 +92,17 @@ def run(
     host: str,
     port: int,
     database_url: str | None,
-    workers: int | None,
+    server_processes: int | None,
     log: LogConfig,
     *,
     has_test_clock: bool = False,
 ) -> None:
     """Serve until SIGINT or SIGTERM. Raises `CommandError` if the server cannot start."""
-    config = database.load_settings(database_url, workers=workers)
+    config = database.load_settings(database_url, processes=server_processes)
     warn_of_unknown(ServerSettings.model_fields)
     if has_test_clock:
         check_test_clock(config)
-    if config.workers > 1:
+    if config.processes > 1:
         check_several_processes(config)
     with listen(host, port) as listener:
         # uvicorn handles SIGTERM only while it runs; before and after, SIGTERM acts like Ctrl-C.
@@ -111,7 +111,7 @@ def run(
         with only_server(database.locate(config.database_url).file, url):
             token = _prepare_database(config, url)
             on_ready = partial(_print_banner, url, config, token)
-            if config.workers > 1:
+            if config.processes > 1:
                 processes.serve_several(config, listener, log, on_ready)
             else:
                 clock = TestClock() if has_test_clock else None
@@ -121,7 +121,7 @@ def run(
 def check_test_clock(config: ServerSettings) -> None:
     """Raise `UsageError` if other processes would use the queue with another time than this one."""
     others = {
-        f"--workers {config.workers}": config.workers > 1,
+        f"--processes {config.processes}": config.processes > 1,
         "ZNDRAW_JOBLIB_REDIS_URL": config.redis_url is not None,
         "ZNDRAW_JOBLIB_OIDC_ISSUER": config.oidc_issuer is not None,
     }
@@ -135,10 +135,10 @@ def check_test_clock(config: ServerSettings) -> None:
 def check_several_processes(config: ServerSettings) -> None:
     """Raise `UsageError` if several processes cannot work, and choose a transport that works with them."""
     if sys.platform == "win32":
-        raise UsageError("--workers must be 1 on Windows: processes cannot share a port there")
+        raise UsageError("--processes must be 1 on Windows: processes cannot share a port there")
     if database.locate(config.database_url).is_sqlite:
         raise UsageError(
-            f"--workers {config.workers} cannot use SQLite, which allows one server process. Set "
+            f"--processes {config.processes} cannot use SQLite, which allows one server process. Set "
             "--database-url postgresql://user:password@host/name (or ZNDRAW_JOBLIB_DATABASE_URL)"
         )
     if "socketio_transports" not in config.model_fields_set:
@@ -169,8 +169,8 @@ def _print_banner(url: str, config: ServerSettings, token: BootstrapToken | None
     ]
     if config.dashboard != "off":
         lines.append(f"  page      {url}/ shows the queue in a browser; it asks for a token")
-    if config.workers > 1:
-        lines.append(f"  processes {config.workers}")
+    if config.processes > 1:
+        lines.append(f"  processes {config.processes}")
     if token is not None:
         # A database named on this command line has to be named for `token create` too.
         is_default = config.database_url == database.load_settings(None).database_url
@@ -187,7 +187,7 @@ def _log_start(url: str, config: ServerSettings, token: BootstrapToken | None) -
     location = database.locate(config.database_url).text
     print_note(
         f"zndraw-joblib {version('zndraw-joblib')} serves {url} "
-        f"(database={location} processes={config.workers})"
+        f"(database={location} processes={config.processes})"
     )
     if token is not None and token.created:
         where = f"saved in {token.saved_in}" if token.saved_in else f"not shown in a log. {token.problem}"

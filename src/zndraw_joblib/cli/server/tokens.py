@@ -141,8 +141,8 @@ def create(
 ) -> None:
     """Store a new token's hash, and print the token to standard output.
 
-    Raises `CommandError` if the default database does not exist, unless `allow_new`: the server's database is
-    probably in another folder.
+    Raises `CommandError` if the database does not exist, unless `allow_new`: the server's is probably in
+    another folder.
     """
     _check_name(name)
     if is_superuser and rights != DEFAULT_RIGHTS._replace(expires_at=rights.expires_at):

@@ -89,7 +89,7 @@ def _requires_of(queue: Queue) -> Mapping[str, Any]:
 async def read(tx: Transaction, wanted: Wanted, heartbeat_seconds: float) -> Demand:
     """Return the demand. Call it in a snapshot. Raises `JobNotFound` for a job that was never registered."""
     if missing := {str(name) for name in wanted.jobs} - await _known(tx, wanted):
-        raise JobNotFound(f"Job {min(missing)!r} not found: no worker has registered it yet")
+        raise JobNotFound(f"Job {min(missing)!r} not found: no worker serves it")
     now = await tx.now()
     since = now - timedelta(seconds=SILENT_HEARTBEATS * heartbeat_seconds)
     held = await sql_demand.held(tx, since)

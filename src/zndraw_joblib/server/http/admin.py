@@ -139,7 +139,7 @@ async def allowed_rooms(
     own = caller.rooms or ()
     rooms = rooms or sorted(own)
     if not rooms:
-        raise Forbidden("Not authorized: only superusers may use all rooms; name rooms with `room`")
+        raise Forbidden("Not authorized: only superusers may use all rooms; name rooms with `room` (--room)")
     if reserved := RESERVED.intersection(rooms).difference(own):
         raise Forbidden(f"Not authorized: only superusers may use the reserved room {min(reserved)}")
     guards = queue_state(request).guards

@@ -36,6 +36,8 @@ MIB = 1024 * 1024
 ALIASES = {
     "sweep_threshold_seconds": "worker_timeout_seconds",
     "sweep_interval_seconds": "sweeper_interval_seconds",
+    "result_backend": "provider_result_backend",
+    "workers": "processes",
 }
 
 
@@ -163,7 +165,8 @@ class JobLibSettings(CheckedKeywords, BaseSettings):
     provider_inflight_ttl_seconds: Annotated[int, Field(ge=1, le=3600)] = 30
     provider_long_poll_default_seconds: Annotated[float, Field(ge=0, le=3600)] = 5
     provider_long_poll_max_seconds: Annotated[float, Field(ge=0, le=3600)] = 30
-    result_backend: Literal["auto", "memory", "database", "redis"] = "auto"
+    provider_result_backend: Literal["auto", "memory", "database", "redis"] = "auto"
+    result_backend: Literal["auto", "memory", "database", "redis"] | None = None
     max_result_bytes: Annotated[int, Field(ge=1, le=512 * MIB)] = 64 * MIB
     max_cached_bytes: Annotated[int, Field(ge=1)] = 256 * MIB
     task_result_backend: Literal["auto", "database", "memory", "files", "redis", "s3"] = "auto"
@@ -217,8 +220,10 @@ class JobLibSettings(CheckedKeywords, BaseSettings):
 
     @model_validator(mode="after")
     def _check_results(self) -> Self:
-        if self.result_backend == "redis" and self.redis_url is None:
-            raise ValueError("result_backend is 'redis', which needs redis_url: set ZNDRAW_JOBLIB_REDIS_URL")
+        if self.provider_result_backend == "redis" and self.redis_url is None:
+            raise ValueError(
+                "provider_result_backend is 'redis', which needs redis_url: set ZNDRAW_JOBLIB_REDIS_URL"
+            )
         if self.task_result_backend == "redis" and self.redis_url is None:
             raise ValueError(
                 "task_result_backend is 'redis', which needs redis_url: set ZNDRAW_JOBLIB_REDIS_URL"
@@ -332,7 +337,8 @@ class ServerSettings(JobLibSettings):
     socketio_transports: Transports = Field(["polling", "websocket"], min_length=1)
     socket_auth_timeout_seconds: Seconds = 10
     max_unauthenticated_sockets: Annotated[int, Field(ge=1)] = 1000
-    workers: Annotated[int, Field(ge=1, le=MAX_PROCESSES)] = 1
+    processes: Annotated[int, Field(ge=1, le=MAX_PROCESSES)] = 1
+    workers: Annotated[int, Field(ge=1, le=MAX_PROCESSES)] | None = None
     internal_extensions: WordList = Field(default_factory=list)
     internal_concurrency: Annotated[int, Field(ge=1, le=1000)] = 4
 
@@ -341,10 +347,10 @@ class ServerSettings(JobLibSettings):
         if self.admin_token is not None and len(self.admin_token.get_secret_value()) < MIN_TOKEN_LENGTH:
             raise ValueError(f"admin_token must have at least {MIN_TOKEN_LENGTH} characters")
         _check_oidc(self)
-        if self.task_result_backend == "memory" and self.workers > 1:
+        if self.task_result_backend == "memory" and self.processes > 1:
             raise ValueError(
                 "task_result_backend is 'memory', which only one process can read: choose 'database', or set "
-                "workers=1"
+                "processes=1"
             )
         return self
 

@@ -70,7 +70,7 @@ def check(item: JobToRegister, allowed_categories: Sequence[str]) -> str:
         if not item.caller.serves(GLOBAL):
             raise Forbidden(
                 f"Only a superuser may register jobs in {GLOBAL}, or a caller with the role worker whose "
-                f"rooms include {GLOBAL}"
+                f"rooms include {GLOBAL}. Name a room of yours instead (worker --room ROOM, register(room=…))"
             )
     allowed = dict.fromkeys((*allowed_categories, DEFAULT_CATEGORY))
     if item.request.category not in allowed:

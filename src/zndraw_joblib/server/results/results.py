@@ -297,7 +297,7 @@ def select_result_backend(settings: JobLibSettings, runtime: Runtime) -> Store:
     `auto` selects Redis if `redis_url` is set, else the database if several processes may share it, else
     memory. Call it after the first use of the runtime's database: only then is a host's dialect known.
     """
-    kind: str = settings.result_backend
+    kind: str = settings.provider_result_backend
     if kind == "auto":
         kind = _select(settings, runtime)
     if kind == "database":
@@ -310,8 +310,8 @@ def select_result_backend(settings: JobLibSettings, runtime: Runtime) -> Store:
 def _select(settings: JobLibSettings, runtime: Runtime) -> str:
     if settings.redis_url is not None:
         return "redis"
-    workers = settings.workers if isinstance(settings, ServerSettings) else 1
-    return "database" if workers > 1 or not runtime.database.is_sqlite else "memory"
+    processes = settings.processes if isinstance(settings, ServerSettings) else 1
+    return "database" if processes > 1 or not runtime.database.is_sqlite else "memory"
 
 
 def content_store(runtime: Runtime) -> ContentStore:
