@@ -148,7 +148,7 @@ async def test_a_removed_override_is_logged(
 async def test_a_result_backend_may_be_an_argument(sessions: Any, start: Start) -> None:
     """It needs no override either."""
     app, backend = FastAPI(), MemoryResults(lambda: 1000)
-    joblib = JobLib(session_maker=sessions, identity=current_user, result_backend=backend)
+    joblib = JobLib(session_maker=sessions, identity=current_user, provider_result_backend=backend)
     joblib.mount(app)
     root = await start(app, **{"X-Id": "root"})
     provider = (await root.put(f"{V1}/rooms/@global/providers", json={"category": "x", "name": "y"})).json()

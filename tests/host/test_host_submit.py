@@ -20,7 +20,9 @@ from zndraw_joblib import (
     InvalidRequest,
     InvalidTaskTransition,
     JobNotFound,
+    NewTask,
     TaskNotFound,
+    TaskStatus,
     job,
 )
 from zndraw_joblib.wire.messages import TaskToSubmit
@@ -147,6 +149,30 @@ async def test_a_key_submits_one_task(host: Host) -> None:
         with pytest.raises(IdempotencyKeyReused):
             await host.joblib.submit(job["full_name"], idempotency_key="k", session=session)
     assert first.id == again.id == third.id
+
+
+async def test_a_job_may_be_what_a_queue_takes(host: Host) -> None:
+    """A short name that the room sees, or a `NewTask`, alone or among others; with room and options."""
+    [name, other] = [(await host.register(name))["full_name"] for name in ("Rotate", "Turn")]
+    submit, after = host.joblib.submit, await host.joblib.submit("Rotate", room="lab")
+    named = await submit("modifiers:Turn", {"a": 1}, room="lab")
+    whole = await submit(NewTask("Turn", {"a": 2}, room="lab", priority=3, after=after.id), room="vault")
+    assert [task.job_name for task in (after, named, whole)] == [name, other, other]
+    assert (whole.room_id, whole.priority, whole.payload, whole.status) == (
+        *("lab", 3, {"a": 2}),
+        TaskStatus.PENDING,
+    )
+    assert whole.waits
+    many = await host.joblib.submit_many([NewTask("Turn", priority=5), NewTask(name)], room="lab", priority=1)
+    assert [(task.job_name, task.priority) for task in many] == [(other, 5), (name, 1)]
+    with pytest.raises(
+        JobNotFound, match=r"Room 'lab' sees no job 'Tun'. Did you mean @global:modifiers:Turn\?"
+    ):
+        await submit("Tun", room="lab")
+    with pytest.raises(JobNotFound, match=r"^tasks\.1: Room"):
+        await host.joblib.submit_many([NewTask("Turn"), NewTask("Tun")], room="lab")
+    with pytest.raises(TypeError, match="NewTask, which has its payload"):
+        await submit(NewTask("Turn"), {"a": 1})
 
 
 @on_both

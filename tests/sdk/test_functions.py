@@ -62,6 +62,10 @@ def test_a_worker_needs_no_function_that_calls_its_jobs(
         for job in (where, Add):
             worker.register(job, room=room)
         place, total = [queue.submit(task, room=room).result(timeout=60) for task in (where.task(), Add(a=1))]
+        others = queue.submit(NewTask(Add(a=2))), queue.submit(Add, {"a": 3})
+        assert [task.result(timeout=60) for task in others] == [2, 3]
+        with pytest.raises(TypeError, match="got a NewTask, which has its payload"):
+            queue.submit(NewTask(Add(a=2)), priority=1)
     assert (place["vis"], total) == (4, 1)
     with pytest.raises(RuntimeError, match="closed"):
         worker.submit(Add(a=1), room=room)

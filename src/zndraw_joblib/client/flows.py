@@ -6,7 +6,7 @@ sends its result back, or throws its error into the flow; it sleeps for a pause.
 
 import logging
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from math import inf
 from typing import Any, NamedTuple, Self, TypeVar
 from uuid import UUID, uuid4
@@ -331,6 +331,11 @@ def find_job(name: str, category: str | None, room: str, rule: RetryRule) -> Flo
     Raises `JobNotFound` with the nearest names, and `AmbiguousJob` for several categories.
     """
     seen = [parse_job_name(job.full_name) for job in (yield from all_jobs(room, rule))]
+    return choose_job(seen, name, category, room)
+
+
+def choose_job(seen: Sequence[JobName], name: str, category: str | None, room: str) -> JobName:
+    """Return the job that a name means among those that a room sees; raise the errors of `find_job`."""
     searched = name if category is None else f"{category}:{name}"
     for owner in (room, GLOBAL, INTERNAL):
         jobs = [

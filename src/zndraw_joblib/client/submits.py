@@ -74,11 +74,11 @@ def _with_near_name(option: str) -> str:
 class NewTask:
     """A task to submit; its fields are the arguments of `submit`.
 
-    `job` is an instance of an extension, which is its own payload, or the name of a job: the full name
-    (``room:category:name``), ``category:name`` or ``name``. The client looks up the latter two in `job_room`,
-    by default the task's `room`: it finds the job of the room, or that of ``@global``. The task's `room` is
-    by default that of the client. Without either, it is the job's own room, or ``default`` for a job of
-    ``@global``. The other options are those of `TaskSubmitRequest`.
+    `job` is an instance of an extension, which is its own payload, the class of one, or the name of a job:
+    the full name (``room:category:name``), ``category:name`` or ``name``. The client looks up the latter two
+    in `job_room`, by default the task's `room`: it finds the job of the room, or that of ``@global``. The
+    task's `room` is by default that of the client. Without either, it is the job's own room, or ``default``
+    for a job of ``@global``. The other options are those of `TaskSubmitRequest`.
 
     `parent` is by default the task that runs here (``"running"``), if the new one goes to its server and
     room; with None it has none.
@@ -119,6 +119,12 @@ class NewTask:
     @classmethod
     def of(cls, job: Any, payload: Mapping[str, Any] | None, options: TaskOptions) -> Self:
         """Return the task of a call. Raises TypeError for an unknown option, with the known ones."""
+        if isinstance(job, cls):
+            if payload is not None or options:
+                raise TypeError(
+                    "submit() got a NewTask, which has its payload and options: remove the others"
+                )
+            return job
         unknown = options.keys() - TaskOptions.__annotations__
         if unknown:
             names = ", ".join(TaskOptions.__annotations__)
@@ -376,17 +382,26 @@ class Submits:
                 category, short = reference
                 reference = yield from self.find(short, category, searched)
             return reference, codecs.plain_payload(payload)
+        if isinstance(job, type) and payload is not None:
+            check_job(job)
+            cls, content = job, codecs.plain_payload(payload)
+        else:
+            cls, content = type(job), self._own_payload(job, payload)
+        job_room = task.job_room or self._room_of(cls) or job_room_of(cls)
+        if task.job_room or job_room != GLOBAL:
+            return job_name_of(cls, job_room), content
+        return (yield from self.find(cls.__name__, category_of(cls), searched)), content
+
+    @staticmethod
+    def _own_payload(job: Any, payload: Mapping[str, Any] | None) -> Any:
+        """Return the payload of an instance, which has to be its only one."""
         check_task(job)
         if payload is not None:
             raise TypeError(
                 f"submit() got a payload and an instance of {type(job).__name__}, which is its own payload: "
                 "remove one of them"
             )
-        cls = type(job)
-        job_room = task.job_room or self._room_of(cls) or job_room_of(cls)
-        if task.job_room or job_room != GLOBAL:
-            return job_name_of(cls, job_room), codecs.payload_of(job)
-        return (yield from self.find(cls.__name__, category_of(cls), searched)), codecs.payload_of(job)
+        return codecs.payload_of(job)
 
 
 def checked_key(key: str | None) -> str:

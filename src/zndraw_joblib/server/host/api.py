@@ -6,9 +6,18 @@ import inspect
 import logging
 import math
 import time
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from concurrent.futures import Future as ThreadFuture
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -57,12 +66,14 @@ from zndraw_joblib.wire.messages import (
     TaskUpdateRequest,
 )
 from zndraw_joblib.wire.names import (
+    DEFAULT_ROOM,
     GLOBAL,
     INTERNAL,
     JobName,
     format_key,
     missing_text,
     parse_job_name,
+    parse_reference,
     task_room,
     validate_room_id,
 )
@@ -75,6 +86,10 @@ from zndraw_joblib.wire.problems import (
 )
 from zndraw_joblib.wire.statuses import TERMINAL, TaskStatus
 from zndraw_joblib.wire.successors import check_batch
+
+# The category, if it is given, and the name of a job.
+ShortName = tuple[str | None, str]
+Find = Callable[[ShortName, str], Awaitable[str]]
 
 
 def new_task(
@@ -274,7 +289,8 @@ class HostApi(GroupApi):
         """Submit a task from `room`, by default the room of the job; ``default`` for a common one.
 
         `job` is a full name ``room:category:name``, an `Extension` class, or an instance of one, which is
-        its own payload. The job of a class is in `job_room`, by default its own. The task's `created_by`
+        its own payload, or as for `Queue.submit` a `NewTask`, or the short name of a job that the room sees.
+        The job of a class is in `job_room`, by default its own. The task's `created_by`
         is the id of `identity`. Calls with the same `idempotency_key` and arguments submit one task. After
         its end, however it ended, a process of the host calls the function that has the name `on_end`, at
         least once: it repeats a call that fails or was interrupted by a crash.
@@ -287,7 +303,8 @@ class HostApi(GroupApi):
         `ServiceUnavailable`. On PostgreSQL, other submits of the job wait until the `session` ends.
         """
         caller = identity_of(identity)
-        name, task = new_task(job, payload, room, self._room_of(job, job_room), options)
+        find = self._finder(session)
+        name, task = await self._new_task((job, payload), room, job_room, options, find)
         rules_successors.check_ids(task.after)
         hours = self.runtime.settings.idempotency_key_hours
         key = request_key("submit", caller, idempotency_key, [task, on_end], hours)
@@ -317,17 +334,18 @@ class HostApi(GroupApi):
     ) -> list[TaskResponse]:
         """Submit up to 1,000 tasks in one transaction: all of them, or none.
 
-        A task is an instance of an `Extension`, or a `TaskToSubmit` with its own room, job and options. The
-        other arguments are as for `submit`. Raises the problem of the first task that cannot be submitted;
-        it names the task, like ``tasks.3``.
+        A task is an instance of an `Extension`, or a `NewTask` or `TaskToSubmit` with its own room, job and
+        options. The other arguments are as for `submit`. Raises the problem of the first task that cannot be
+        submitted; it names the task, like ``tasks.3``.
         """
         caller = identity_of(identity)
-        named_tasks = [
-            _new_task(index, task, room, self._room_of(task, job_room), options)
-            for index, task in enumerate(tasks)
-        ]
-        if len(named_tasks) > MAX_BATCH:
-            raise InvalidRequest(f"tasks: {len(named_tasks)} tasks, but one call submits at most {MAX_BATCH}")
+        given, find = list(tasks), self._finder(session)
+        if len(given) > MAX_BATCH:
+            raise InvalidRequest(f"tasks: {len(given)} tasks, but one call submits at most {MAX_BATCH}")
+        named_tasks = []
+        for index, task in enumerate(given):
+            with _at_task(index):
+                named_tasks.append(await self._new_task((task, None), room, job_room, options, find))
         if not named_tasks:
             return []
         try:
@@ -480,6 +498,50 @@ class HostApi(GroupApi):
             problem.problem = problem.problem.model_copy(update={"detail": text})
             raise
 
+    async def _new_task(
+        self,
+        given: tuple[Any, Mapping[str, Any] | None],
+        room: str | None,
+        job_room: str | None,
+        options: Mapping[str, Any],
+        find: Find,
+    ) -> tuple[JobName, TaskToSubmit]:
+        """Return a task to submit, with the name of its job; `given` are a job and a payload."""
+        job, payload = given
+        if not isinstance(job, str | TaskToSubmit) and not hasattr(job, "category"):
+            # A host that passes one has loaded it.
+            from zndraw_joblib.client.submits import NewTask  # noqa: PLC0415
+
+            if isinstance(job, NewTask):
+                if payload is not None:
+                    raise TypeError("submit() got a NewTask, which has its payload: remove the other")
+                options = {**options, **job.options(), **({} if job.after is None else {"after": job.after})}
+                room, job_room, payload = job.room or room, job.job_room or job_room, job.payload
+                job = job.job
+        if isinstance(job, str) and not isinstance(reference := parse_reference(job), JobName):
+            job, job_room = await find(reference, job_room or room or DEFAULT_ROOM), None
+        return new_task(job, payload, room, self._room_of(job, job_room), options)
+
+    def _finder(self, session: Any) -> Find:
+        """Return a function that finds the full name of a job by what a room calls it, once for each name."""
+        found: dict[tuple[ShortName, str], str] = {}
+
+        async def find(short: ShortName, room: str) -> str:
+            if (short, room) not in found:
+                # Few hosts use short names.
+                from zndraw_joblib.client.flows import choose_job  # noqa: PLC0415
+
+                seen: list[JobName] = []
+                page = await self.jobs(room, limit=MAX_PAGE, session=session)
+                while page.items:
+                    seen += [parse_job_name(job.full_name) for job in page.items]
+                    page = await self.jobs(room, limit=MAX_PAGE, offset=len(seen), session=session)
+                category, name = short
+                found[short, room] = str(choose_job(seen, name, category, room))
+            return found[short, room]
+
+        return find
+
     def _room_of(self, job: Any, job_room: str | None) -> str | None:
         """Return the room of a job: without `job_room` that of the app's own jobs, if it is one of them."""
         registry = self.dispatcher.registry() if job_room is None and not isinstance(job, str) else None
@@ -493,11 +555,11 @@ class HostApi(GroupApi):
         return replace(item, is_deferred=item.is_configured)
 
 
-def _new_task(
-    index: int, task: Any, room: str | None, job_room: str | None, options: SubmitOptions
-) -> tuple[Any, TaskToSubmit]:
+@contextmanager
+def _at_task(index: int) -> Iterator[None]:
+    """Add the index of a task to its problem."""
     try:
-        return new_task(task, None, room, job_room, options)
+        yield
     except ProblemException as problem:
         raise rules_transitions.at_item(problem, "tasks", index) from problem.__cause__
 

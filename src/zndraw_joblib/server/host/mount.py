@@ -215,6 +215,7 @@ class JobLib(HostApi):
         identity: Callable[..., Any],
         readable_room: Guard | None = None,
         writable_room: Guard | None = None,
+        provider_result_backend: ResultBackend | None = None,
         result_backend: ResultBackend | None = None,
         settings: JobLibSettings | None = None,
         tsio: Any = None,
@@ -247,7 +248,8 @@ class JobLib(HostApi):
         self._scheduler, self.worker_rooms = Scheduler(runtime.write), WorkerRooms(self.guards, runtime)
         self._connect_internal(worker_token, task_token)
         self._connect_parts(on_end or {}, monotonic)
-        self._given_results = result_backend
+        # `result_backend` is its old name.
+        self._given_results = result_backend if provider_result_backend is None else provider_result_backend
         self._internal_jobs = checks.checked_jobs(jobs, concurrency) or internal_jobs
 
     def _connect_parts(self, on_end: Mapping[str, Hook], monotonic: Callable[[], float]) -> None:
