@@ -34,7 +34,7 @@ def test_sqlite_is_upgraded_automatically(program: Program, tmp_path: Path) -> N
     """Commands that only read do not create a missing file."""
     program.env["ZNDRAW_JOBLIB_DATABASE_URL"] = "sqlite:///some.db"
     missing, unlisted, created, current = program.run_all(
-        [["db", "current"], ["token", "list"], ["token", "create", "ann"], ["db", "current"]]
+        [["db", "current"], ["token", "list"], ["db", "upgrade"], ["db", "current"]]
     )
     assert missing.is_error_line
     assert unlisted.is_error_line

@@ -92,10 +92,12 @@ def test_a_token_is_created_in_no_new_database_by_mistake(program: Program, tmp_
         [
             ["token", "create", "ann", "--create-database"],
             ["token", "create", "bob"],
-            ["token", "create", "ann", "--database-url", "sqlite:///other.db"],
+            ["token", "create", "ann", "--database-url", "sqlite:///other.db", "--create-database"],
         ]
     )
-    assert [run.out[:3] for run in (asked, again, named)] == ["zj_"] * 3
+    wrong = program.run("token", "create", "ann", "--database-url", "sqlite:///wrong.db")
+    assert f"There is no database {tmp_path / 'wrong.db'}: the file does not exist. Run the" in wrong.err
+    assert [run.out[:3] for run in (asked, again, named, wrong)] == ["zj_", "zj_", "zj_", ""]
     assert f"Created the database {file}" in asked.err
     assert again.err == ""
     assert f"Created the database {tmp_path / 'other.db'}" in named.err
