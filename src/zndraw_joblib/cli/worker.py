@@ -604,7 +604,7 @@ def workers(
 def drain(
     worker_id: WorkerId, *, now: RemoveNow = False, as_json: AsJson = False, url: Url = DEFAULT_URL
 ) -> None:
-    """Let a worker finish its tasks, claim no more, and leave; or remove it --now."""
+    """Let a worker finish its tasks, claim no more, and leave."""
     with open_client(url) as client:
         found = client.find_worker(worker_id)
         if not now:

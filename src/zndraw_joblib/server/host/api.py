@@ -288,12 +288,11 @@ class HostApi(GroupApi):
     ) -> TaskResponse:
         """Submit a task from `room`, by default the room of the job; ``default`` for a common one.
 
-        `job` is a full name ``room:category:name``, an `Extension` class, or an instance of one, which is
-        its own payload, or as for `Queue.submit` a `NewTask`, or the short name of a job that the room sees.
-        The job of a class is in `job_room`, by default its own. The task's `created_by`
-        is the id of `identity`. Calls with the same `idempotency_key` and arguments submit one task. After
-        its end, however it ended, a process of the host calls the function that has the name `on_end`, at
-        least once: it repeats a call that fails or was interrupted by a crash.
+        `job` is as for `Queue.submit`: the name of a job, full or as the room sees it, an `Extension` class,
+        or an instance of one, which is its own payload, or a `NewTask`. The job of a class is in `job_room`,
+        by default its own. The task's `created_by` is the id of `identity`. Calls with the same
+        `idempotency_key` and arguments submit one task. After its end, however it ended, a process of the
+        host calls the function of the name `on_end` at least once, again after a failure or a crash.
 
         `after` is what it waits for: tasks and groups by their responses or ids, one, a list, or an `After`.
         ``Output(task, "/pointer")`` in the payload stands for a part of the result of a task, which it waits
