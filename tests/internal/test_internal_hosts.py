@@ -227,6 +227,12 @@ async def test_an_executor_gets_the_token_of_its_task(sessions: Sessions, broker
         await limit_jobs_of_ann(sessions)
         _, (_, child, *reports) = await run_of_ann(client, executor)
         assert (child.status_code, reports) == (403, [200, 200])
+        # Users of a host have no row; on a standalone server that means that the token was revoked.
+        await revoke_token_of_ann(sessions)
+        for is_standalone, status in ((True, 403), (False, 202)):
+            joblib.runtime.task_tokens.has_stored_users = is_standalone
+            _, (_, child, *reports) = await run_of_ann(client, executor)
+            assert (child.status_code, reports) == (status, [200, 200]), child.text
         joblib.worker_tokens._task_token = task_token
         assert (await run_of_ann(client, executor))[1][0] == "of-the-host"
         assert (requests[0].name, requests[0].room_id, requests[0].user_id) == (NAME, "lab", "ann")
@@ -247,6 +253,13 @@ async def limit_jobs_of_ann(sessions: Sessions) -> None:
     row = {"name": "ann", "digest": "0", "at": datetime.now(UTC), "jobs": '["lab:*"]'}
     async with sessions() as session:
         await session.execute(text(f"{insert} VALUES (:name, :digest, :at, :jobs, false)"), row)
+        await session.commit()
+
+
+async def revoke_token_of_ann(sessions: Sessions) -> None:
+    """Delete the token, as a revocation does."""
+    async with sessions() as session:
+        await session.execute(text("DELETE FROM joblib_token WHERE name = 'ann'"))
         await session.commit()
 
 

@@ -266,6 +266,7 @@ class JobLib(HostApi):
     def _connect_internal(self, worker_token: WorkerToken | None, task_token: TaskToken | None) -> None:
         given = checks.checked_worker_token(worker_token), checks.checked_task_token(task_token)
         tokens = self.runtime.task_tokens
+        tokens.has_stored_users = isinstance(self.identity, BearerTokens)
         self.worker_tokens = WorkerTokens(*given, tokens.issue_for_executor, tokens.issue_for_request)
         self.dispatcher = Dispatcher(self.runtime, self._internal_registry, self.worker_tokens)
         internal = InternalRequests(self._internal_providers, self.worker_tokens)

@@ -22,6 +22,7 @@ from zndraw_joblib.server.db import runtime_settings
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.process.ports import Identity, TaskKey, UploadKey
 from zndraw_joblib.server.queue import sql_task_tokens
+from zndraw_joblib.server.queue.rules_tokens import ADMIN, OIDC_PREFIX
 from zndraw_joblib.wire.names import INTERNAL, RESERVED_IDS
 from zndraw_joblib.wire.problems import Unauthorized
 from zndraw_joblib.wire.scopes import DEFAULT_SCOPES, Scope
@@ -118,11 +119,14 @@ def verify(key: bytes, token: str) -> Claim | UploadKey:
     return about
 
 
-async def identify(tx: Transaction, about: Claim | UploadKey) -> Identity:
-    """Return the identity of the code that has a token. Raises `Unauthorized` once its work has ended."""
+async def identify(tx: Transaction, about: Claim | UploadKey, *, has_stored_users: bool = False) -> Identity:
+    """Return the identity of the code that has a token. Raises `Unauthorized` once its work has ended.
+
+    With `has_stored_users` a user whose token was revoked may submit no job.
+    """
     if isinstance(about, UploadKey):
         return await _uploader(tx, about)
-    return await _holder(tx, about)
+    return await _holder(tx, about, has_stored_users=has_stored_users)
 
 
 async def _uploader(tx: Transaction, upload: UploadKey) -> Identity:
@@ -139,7 +143,7 @@ async def _uploader(tx: Transaction, upload: UploadKey) -> Identity:
     )
 
 
-async def _holder(tx: Transaction, about: Claim) -> Identity:
+async def _holder(tx: Transaction, about: Claim, *, has_stored_users: bool) -> Identity:
     """Return the identity of the code that runs a claim. Raises `Unauthorized` once the claim has ended.
 
     It is the user of the worker, or of an internal task the user who submitted it, with the rights of the
@@ -158,7 +162,8 @@ async def _holder(tx: Transaction, about: Claim) -> Identity:
     rooms, jobs = frozenset([task.room_id]), about.jobs
     # The claim of an internal task is not one of its submitter, who may have a token with patterns of jobs.
     if user not in {task.worker_owner_id, f"task:{claim.id}"}:
-        jobs = await sql_task_tokens.jobs_of(tx, user)
+        is_stored = has_stored_users and user != ADMIN.id and not user.startswith(OIDC_PREFIX)
+        jobs = await sql_task_tokens.jobs_of(tx, user, frozenset() if is_stored else None)
     return Identity(user, is_superuser=False, rooms=rooms, jobs=jobs, scopes=DEFAULT_SCOPES, task=claim)
 
 

@@ -51,10 +51,14 @@ async def get(tx: Transaction, task_id: UUID) -> HeldTask | None:
     return None if row is None else HeldTask(*row)
 
 
-async def jobs_of(tx: Transaction, user_id: str) -> frozenset[str] | None:
-    """Return the patterns of jobs of a user's token; None without patterns or a token."""
-    text = (await tx.execute(_JOBS_OF, {"name": user_id})).scalar()
-    return None if text is None else frozenset(from_json(text))
+async def jobs_of(
+    tx: Transaction, user_id: str, without_token: frozenset[str] | None
+) -> frozenset[str] | None:
+    """Return the patterns of jobs of a user's token; None if it has none."""
+    row = (await tx.execute(_JOBS_OF, {"name": user_id})).first()
+    if row is None:
+        return without_token
+    return None if row[0] is None else frozenset(from_json(row[0]))
 
 
 async def owner_of_request(tx: Transaction, provider_id: UUID, request_hash: str) -> str | None:

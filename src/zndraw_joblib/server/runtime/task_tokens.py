@@ -17,6 +17,8 @@ class TaskTokens:
 
     def __init__(self, read: Work, write: Work) -> None:
         self._read, self._write = read, write
+        # Whether each user but the admin and those of an identity provider has a row with its rights.
+        self.has_stored_users = False
         self._key: bytes | None = None
 
     async def _read_key(self) -> bytes:
@@ -54,7 +56,9 @@ class TaskTokens:
     async def identify(self, token: str) -> Identity:
         """Return the identity of the code that has a token. Raises `Unauthorized`."""
         about = rules_task_tokens.verify(self._key or await self._read_key(), token)
-        identity: Identity = await self._read(rules_task_tokens.identify, about)
+        identity: Identity = await self._read(
+            rules_task_tokens.identify, about, has_stored_users=self.has_stored_users
+        )
         return identity
 
 
