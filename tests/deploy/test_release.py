@@ -3,6 +3,7 @@
 import json
 import re
 import tomllib
+from subprocess import run
 from typing import Any
 
 import pytest
@@ -38,6 +39,23 @@ def test_a_tag_must_be_the_version() -> None:
     assert notes_of(f"v{VERSION}").startswith("A new implementation")
     with pytest.raises(ReleaseError, match="push the tag v"):
         notes_of("v0.9.0")
+
+
+def test_a_release_candidate_is_a_prerelease_and_a_release_is_not() -> None:
+    """The pattern of the workflow, in bash as there, once for the image and once for the release."""
+    patterns = re.findall(r'case "(\S+)" in (\S+)\)', WORKFLOWS["release"])
+    assert len(patterns) == 2
+    for word, pattern in patterns:
+        for tag, expected in (("v1.0.0", "no"), ("v1.0.0rc1", "yes"), ("v2.1.0b3", "yes")):
+            script = f'case "{word}" in {pattern}) echo yes ;; *) echo no ;; esac'
+            done = run(
+                ["bash", "-c", script],
+                env={"GITHUB_REF_NAME": tag},
+                capture_output=True,
+                text=True,
+                check=True,
+            )
+            assert done.stdout.strip() == expected
 
 
 def test_pythons_are_the_same_everywhere() -> None:
