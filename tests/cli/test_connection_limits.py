@@ -136,6 +136,9 @@ def test_each_process_has_the_limits(program: Program, postgres_url: str) -> Non
         for _ in range(3):
             assert status_of(exchange(("127.0.0.1", server.port), START, b"x" * 1024 * 1024)) == 431
             assert status_of(exchange(("127.0.0.1", server.port), CLOSE)) == 200
+        # An advance of its time would remove the workers of this server.
+        other = program.error_of("serve", "--port", "0", "--test-clock", code=2, DATABASE_URL=postgres_url)
+        assert "--test-clock needs a database of its own" in other
 
 
 @pytest.mark.parametrize("http", ["h11", "httptools"])

@@ -70,6 +70,8 @@ async def _copy(source_url: str, target_url: str, *, is_dry_run: bool) -> None:
             for name, total in counts.items():
                 await tables.copy(name, total, on_progress)
             states = {name: await tables.compare(name, total, on_progress) for name, total in counts.items()}
+        # A server that was started meanwhile may have changed what was compared.
+        await tables.check_source()
         await tables.finish()
         for name, state in states.items():
             if state.rows:

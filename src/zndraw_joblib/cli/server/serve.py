@@ -1,5 +1,6 @@
 """The command serve: run until a signal. A lock allows one server per SQLite file."""
 
+import asyncio
 import errno
 import logging
 import os
@@ -21,6 +22,7 @@ from zndraw_joblib.jobs.logs import LogConfig
 from zndraw_joblib.server.db import schema
 from zndraw_joblib.server.process.own_clock import TestClock
 from zndraw_joblib.server.process.settings import ServerSettings
+from zndraw_joblib.server.queue import sql_copy
 
 if sys.platform == "win32":
     import msvcrt
@@ -110,6 +112,8 @@ def run(
         url = url_of(host, listener)
         with only_server(database.locate(config.database_url).file, url):
             token = _prepare_database(config, url)
+            if has_test_clock:
+                _check_no_other_server(config.database_url)
             on_ready = partial(_print_banner, url, config, token)
             if config.processes > 1:
                 processes.serve_several(config, listener, log, on_ready)
@@ -130,6 +134,16 @@ def check_test_clock(config: ServerSettings) -> None:
             f"--test-clock cannot be used with {' and '.join(refused)}: only this process has the clock, and "
             "what others do would be at another time. Leave one of them out; --test-clock is for tests"
         )
+
+
+def _check_no_other_server(url: str) -> None:
+    """Raise `UsageError` if a server uses a database of PostgreSQL: an advance would remove its workers."""
+    if database.locate(url).is_sqlite:
+        return
+    try:
+        asyncio.run(sql_copy.check_unused(url))
+    except sql_copy.CopyRefused as error:
+        raise UsageError(f"--test-clock needs a database of its own. {error}") from error
 
 
 def check_several_processes(config: ServerSettings) -> None:

@@ -254,6 +254,16 @@ async def opened(source_url: str, target_url: str) -> AsyncIterator[TableCopy]:
         await target.dispose()
 
 
+async def check_unused(url: str) -> None:
+    """Raise `CopyRefused` if a server is connected to a database of PostgreSQL."""
+    engine = database_engine(url, _PATIENT)
+    try:
+        async with engine.connect() as connection:
+            await _check_connections(connection, locate(url).text)
+    finally:
+        await engine.dispose()
+
+
 async def _check_servers(connection: AsyncConnection, text_of_url: str) -> None:
     """Raise `CopyRefused` if a server has reported lately, or is connected to PostgreSQL."""
     now = (await connection.execute(select(func.now(type_=UtcDateTime())))).scalar_one()
