@@ -13,7 +13,7 @@ from sqlalchemy import make_url, text
 
 from bounds.silent_proxy import SilentProxy
 from zndraw_joblib.server.db import schema
-from zndraw_joblib.server.db.asyncpg_options import InvalidDatabaseUrl
+from zndraw_joblib.server.db.asyncpg_options import InvalidDatabaseUrl, parse_url
 from zndraw_joblib.server.db.database import Database, Transaction
 from zndraw_joblib.server.db.engine import open_database
 from zndraw_joblib.server.db.schema import UnusableDatabase, connected, locate
@@ -95,6 +95,7 @@ async def test_one_of_several_hosts_is_used(database_url: str) -> None:
         async with connected(url) as database:
             await use(database)
         assert locate(url).text == f"postgresql://postgres@{unused},{used}/{name}"
+        assert parse_url("postgresql://u:a,b@my_db/x").host == "my_db"
         with pytest.raises(UnusableDatabase, match=r"standby.*target_session_attrs") as refused:
             async with connected(f"postgresql://{user}{used},{used}/{name}?target_session_attrs=standby"):
                 pass

@@ -57,7 +57,7 @@ _PORT = re.compile(r":\d+$")
 def parse_url(text: str) -> URL:
     """Return a URL; several hosts, which libpq separates by commas, are in its query."""
     match = _AUTHORITY.fullmatch(text)
-    if match is None or "," not in match[2]:
+    if match is None or "," not in match[2].rpartition("@")[2]:
         return make_url(text)
     scheme, authority, path, query = match.groups()
     user, at, hosts = authority.rpartition("@")
