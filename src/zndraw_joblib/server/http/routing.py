@@ -34,7 +34,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.routing import Route as StarletteRoute
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from zndraw_joblib.jobs.logs import fields_here
 from zndraw_joblib.server.http.access import (
@@ -537,7 +537,6 @@ class Route(APIRoute):
         self._steps = self._all_steps()
         # The queue whose route it is; without it, the app's first.
         self.queue: QueueState | None = None
-        self.app = self._answer
 
     def __getattr__(self, name: str) -> Any:
         """Return what FastAPI derives from the endpoint. Raises AttributeError for anything else."""
@@ -548,9 +547,19 @@ class Route(APIRoute):
 
     def derive(self) -> None:
         """Derive what FastAPI does. Raises FastAPIError for dependencies that it cannot use."""
-        if self._derived_from is not None:
-            super().__init__(self.path, self.endpoint, **self._derived_from)
-            self.app, self._derived_from = self._answer, None
+        # Another thread may do so at the same time, with the same result.
+        options = self._derived_from
+        if options is not None:
+            super().__init__(self.path, self.endpoint, **options)
+            self._derived_from = None
+
+    @property
+    def app(self) -> ASGIApp:
+        """What answers requests. FastAPI sets its own, which is never used."""
+        return self._answer
+
+    @app.setter
+    def app(self, _: ASGIApp) -> None: ...
 
     def _all_steps(self) -> list[Step]:
         """Return the steps of a request: the caller is checked first, then the query, which may be wrong."""
