@@ -49,6 +49,7 @@ COMMANDS = {
     "schedules": ("schedules:app", "List the schedules of a room, or change one."),
     "webhooks": ("webhooks:app", "List the webhooks of a room, or change one."),
     "tasks": ("task_files:app", "List tasks, newest first, or change several."),
+    "mcp": ("mcp:mcp", "Offer the queue to agents, on standard input and output."),
     "token": ("server.commands:token", "Create, list, change and revoke the tokens of a server."),
     "db": ("server.commands:db", "Upgrade, copy or check the database."),
 }

@@ -61,6 +61,7 @@ from zndraw_joblib.wire.messages import (
 )
 from zndraw_joblib.wire.names import (
     DEFAULT_ROOM,
+    GLOBAL,
     JobName,
     missing_text,
     near_text,
@@ -445,10 +446,12 @@ class AdminClient(JobClient):
         """Return what a cycle of the sweeper would change now."""
         return self._rest.send(ops.PREVIEW_SWEEPER)
 
-    def job(self, name: JobName) -> JobResponse:
-        """Return a job with its schema and policy."""
+    def job(self, name: JobName, room: str) -> JobResponse:
+        """Return a job with its schema and policy. One of ``@global`` is read from the room that sees it."""
         with self.near_jobs(name):
-            return self._rest.send(ops.GET_JOB, room_id=name.room_id, name=name)
+            # Few users may read ``@global`` itself.
+            room_id = room if name.room_id == GLOBAL else name.room_id
+            return self._rest.send(ops.GET_JOB, room_id=room_id, name=name)
 
     def forget(self, name: JobName) -> None:
         """Forget a job; repeat the request while its response is lost."""

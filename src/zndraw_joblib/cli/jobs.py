@@ -247,7 +247,7 @@ def jobs(
     """List jobs, or show a job's parameters and policy."""
     with open_client(url) as client:
         if name is not None:
-            job = client.job(client.find_job(name, room))
+            job = client.job(client.find_job(name, room), room)
             print_json(job) if as_json else print_job(job)
         elif all_rooms:
             entries = client.all_job_entries()
