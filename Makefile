@@ -41,7 +41,7 @@ USABLE := import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))
 .PHONY: help demo test test-slow test-all pythons setup peers check format bench guard chaos coverage docs engines fuzz pgbouncer s3 slurm generate mutants run vendor clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(READY) ## run a server and a worker on example jobs
 	$(BIN)/python -m examples.demo $(ARGS)

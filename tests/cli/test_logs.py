@@ -178,7 +178,7 @@ def test_a_server_logs_json(program: Program) -> None:
     assert f"superuser's token, which is saved in {program.credentials}" in created["message"]
     [failure] = json_lines(refused.err)
     assert (refused.code, failure["level"]) == (2, "ERROR")
-    assert failure["message"].startswith("--workers 2 cannot use SQLite")
+    assert failure["message"].startswith("--processes 2 cannot use SQLite")
     assert (record["logger"], record["level"]) == ("uvicorn.access", "INFO")
     assert record["request_id"] == response.headers["X-Request-ID"]
 

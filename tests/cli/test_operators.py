@@ -206,9 +206,11 @@ def test_an_exception_that_no_task_has_is_named(stack: Stack) -> None:
     with OnTerminal(stack.program, "tasks", "--error-code", "none", is_output=True) as listed:
         assert listed.end()[0] == 0
     assert "0 tasks in room default; --all-rooms looks in all rooms" in listed.shown
-    with OnTerminal(stack.program, "tasks", "--status", "failed", is_output=True) as listed:
+    stack.program.ok("submit", "Twin", "--room", "lonely", "--delay", "1h")
+    waiting = ["--job", "Twin", "--status", "pending"]
+    with OnTerminal(stack.program, "tasks", *waiting, is_output=True) as listed:
         assert listed.end()[0] == 0
-    assert "0 tasks in room default; others have some: --room " in " ".join(listed.shown.split())
+    assert "0 tasks in room default; others have some: --room lonely (1)" in listed.shown
 
 
 def test_several_tasks_are_changed_after_a_preview(stack: Stack) -> None:
@@ -300,9 +302,9 @@ def test_versions_need_their_job(stack: Stack) -> None:
     alone, nothing = stack.program.run_all(
         [
             [*bulk, "cancel", "--version", "1", "--all-rooms", "--yes"],
-            [*bulk, "retarget", "--job", "Show", "--all-rooms", "--yes"],
+            [*bulk, "retarget", "--job", "Show", "--room", "versions", "--yes"],
         ]
     )
     assert (alone.code, alone.is_error_line) == (2, True)
     assert "--version" in alone.err
-    assert (nothing.code, nothing.err.strip()) == (0, "0 tasks in all rooms of the current version.")
+    assert (nothing.code, nothing.err.strip()) == (0, "0 tasks in room versions of the current version.")

@@ -203,4 +203,8 @@ def test_what_cannot_work_is_an_error_before_anything_starts(cluster: Cluster) -
     assert cluster.workers() == []
     shown = json.loads(cluster.program.ok("demand", JOB, "--json"))
     assert (shown["queued"], shown["slots"], shown["desired_slots"]) == (3, 0, 3)
-    assert cluster.program.ok("demand", "--label", "gpu=a100").splitlines()[1].split("\t")[:2] == ["-", "3"]
+    assert cluster.program.ok("demand", "--label", "gpu=a100").splitlines()[1].split("\t")[:3] == [
+        "-",
+        "",
+        "3",
+    ]

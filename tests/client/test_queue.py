@@ -171,7 +171,7 @@ async def test_wrong_arguments_are_named(queue: Both) -> None:
     with pytest.raises(TypeError, match="42 is no task"):
         await queue.submit(42)
     with pytest.raises(TypeError, match=r"Area is a job, not a task of it: pass Area\(…\)"):
-        await queue.submit(Area, {"width": 1})
+        await queue.submit(Area)
     with pytest.raises(TypeError, match="payload: 3 is not a mapping"):
         await queue.submit("lab:analysis:Area", 3)
     with pytest.raises(TypeError, match=r"unknown options of a submit: width.*as one dict"):

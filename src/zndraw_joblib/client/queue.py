@@ -154,10 +154,9 @@ class Submitter:
     ) -> TaskHandle:
         """Submit a task; return its handle, which is its id as text.
 
-        The job and the options are those of `NewTask`, which may be the only argument too. Two submits with
-        the same `idempotency_key`, also from different processes, submit one task; by default, each call has
-        a new key. Raises ValueError for invalid options, and for a payload that is not JSON, and
-        `JobNotFound` with the nearest names.
+        The job and the options are those of `NewTask`. Two submits with the same `idempotency_key`, also from
+        different processes, submit one task; by default, each call has a new key. Raises ValueError for
+        invalid options, and for a payload that is not JSON, and `JobNotFound` with the nearest names.
         """
         flow = self._submits.submit(NewTask.of(job, payload, options), idempotency_key)
         task = self._rest.run(flow)
