@@ -107,10 +107,13 @@ class Receiver:
 @asynccontextmanager
 async def receiving(tls: ssl.SSLContext | None = None, port: int = 0) -> AsyncIterator[Receiver]:
     """Run a receiver on a port of 127.0.0.1."""
-    connections: set[asyncio.Task[None]] = set()
+    connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connections.add(asyncio.ensure_future(receiver.serve(reader, writer)))
+        if not server.is_serving():
+            writer.close()
+            return
+        connections[asyncio.ensure_future(receiver.serve(reader, writer))] = writer
 
     server = await asyncio.start_server(connected, "127.0.0.1", port, ssl=tls)
     receiver = Receiver(server.sockets[0].getsockname()[1], "https" if tls else "http")
@@ -121,3 +124,8 @@ async def receiving(tls: ssl.SSLContext | None = None, port: int = 0) -> AsyncIt
         for connection in connections:
             connection.cancel()
         await asyncio.gather(*connections, return_exceptions=True)
+        # A task that was cancelled before its first step has closed nothing.
+        for writer in connections.values():
+            writer.close()
+            with suppress(OSError):
+                await writer.wait_closed()
