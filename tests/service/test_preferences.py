@@ -4,10 +4,16 @@ import asyncio
 from functools import partial
 from typing import Any
 
-from replica import Replica
+import pytest
+from replica import SUBMITTER, Replica
 from waiting import until
 
-from zndraw_joblib.wire.messages import JobResponse, TaskResponse, WorkerInfo
+from zndraw_joblib.server.db.database import Transaction
+from zndraw_joblib.server.process.ports import before_key
+from zndraw_joblib.server.queue import rules_queues, rules_tasks
+from zndraw_joblib.wire import requirements
+from zndraw_joblib.wire.messages import JobResponse, TaskResponse, TaskSubmitRequest, WorkerInfo
+from zndraw_joblib.wire.names import parse_job_name
 
 
 async def worker(replica: Replica, host: str, **options: Any) -> JobResponse:
@@ -59,3 +65,34 @@ async def test_a_task_does_not_wait_for_preferred_workers(replica: Replica) -> N
     tasks = [await replica.submit(cold, prefer={"host": "n2"}) for _ in range(2)]
     assert await got(warm_claim, tasks[0])
     assert await got(cold_claim, tasks[1])
+
+
+async def test_a_large_submit_compares_few_preferences(
+    replica: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It compares equal ones with the workers once; tasks beyond 32 different ones wake any worker."""
+    cold, warm = await worker(replica, "n1"), await worker(replica, "n2")
+    compared: list[object] = []
+
+    def matches(labels: Any, *requires: Any) -> bool:
+        compared.append(labels)
+        return requirements.matches(labels, *requires)
+
+    monkeypatch.setattr(rules_queues, "matches", matches)
+    name = parse_job_name(cold.full_name)
+    hosts = ["n1", "n2"] * 50 + [f"other{number}" for number in range(31)] + ["n1"]
+    wanted: list[Any] = [{"in": [host]} for host in hosts] + [{"in": ["n1", "n2"]}]
+    requests = [TaskSubmitRequest(payload={}, prefer={"host": condition}) for condition in wanted]
+    items = [replica.runtime.submission(SUBMITTER, "lab", name, request) for request in requests]
+
+    async def submit(tx: Transaction) -> list[str]:
+        await rules_tasks.submit(tx, items)
+        return [wake.key for wake in tx.wakes if wake.limit == 1]
+
+    keys = await replica.runtime.write(submit)
+    assert len(compared) == 2 * 32
+    assert cold.worker_id is not None
+    assert warm.worker_id is not None
+    job_key = keys[-1]
+    own, other = (before_key(job_key, [worker_id]) for worker_id in (cold.worker_id, warm.worker_id))
+    assert keys == [own, other] * 50 + [job_key] * 31 + [own, job_key]

@@ -4,10 +4,11 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack
+from uuid import uuid4
 
 import pytest
 
-from zndraw_joblib.server.process.ports import Wake
+from zndraw_joblib.server.process.ports import Wake, before_key
 from zndraw_joblib.server.process.settings import JobLibSettings
 from zndraw_joblib.server.process.waiters import KeySet, Waiter, Waiters, waiting_requests
 from zndraw_joblib.wire.problems import ServiceUnavailable, TooManyRequests
@@ -312,6 +313,18 @@ async def testwaiters_of_sets_and_of_single_keys_are_woken_in_order(waiters: Wai
         assert waiters.wake("a", 1) == 0
     assert waiters.waited_keys == []
     assert not waiters.has("a")
+
+
+async def test_equal_wake_ups_of_a_commit_are_one() -> None:
+    """Those of many tasks look for waiters, and reach other servers, once; also for preferred workers."""
+    forwarded: list[Wake] = []
+    waiters = Waiters(waiting_requests(JobLibSettings()), forwarded.extend, ["other"])
+    preferred = before_key("train", [uuid4()])
+    with waiters.register(["job"]) as first, waiters.register(["job"]) as second:
+        waiters.notify([*[Wake(preferred, 1), Wake("job", 1), Wake("all", 1)] * 3, Wake("all")])
+        assert first.is_woken
+        assert second.is_woken
+        assert forwarded == [Wake(preferred, 3), Wake("job", 1), Wake("all")]
 
 
 async def test_the_index_of_a_set_is_kept_for_the_next_wait() -> None:

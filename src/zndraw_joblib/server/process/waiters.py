@@ -307,7 +307,7 @@ class Waiters:
         A `before_key` names claims that may wait at another server: others are woken a little later.
         """
         forwarded = []
-        for name, limit in wakes:
+        for name, limit in _summed(wakes):
             key, count = name, limit
             if name.startswith(BEFORE):
                 key, worker_ids = parsed_before(name)
@@ -406,6 +406,17 @@ class Waiters:
                 sets.remove(keys)
                 if not sets:
                     del self.sets_of[key]
+
+
+def _summed(wakes: Sequence[Wake]) -> Iterable[Wake]:
+    """Return one wake-up for each key, in the order of the first ones: each costs a search of the waiters."""
+    if len(wakes) == 1:
+        return wakes
+    limit_of: dict[str, int | None] = {}
+    for key, limit in wakes:
+        others = limit_of.get(key, 0)
+        limit_of[key] = None if limit is None or others is None else others + limit
+    return [Wake(key, limit) for key, limit in limit_of.items()]
 
 
 def _insert(queue: list[Waiter], waiter: Waiter) -> None:

@@ -30,6 +30,8 @@ _RETRY_SECONDS = "30"
 _MAX_OTHERS = 200
 # Of so many workers with labels, so many that a task prefers are woken before others.
 _MAX_LABELED, _MAX_PREFERRED = 2000, 100
+# Of so many different preferences in one transaction; tasks with others wake any worker.
+_MAX_PREFERENCES = 32
 
 
 @lru_cache(maxsize=4096)
@@ -151,15 +153,21 @@ async def preferred(
 ) -> dict[UUID, tuple[UUID, ...]]:
     """Return, by the ids of new tasks, which workers they or their jobs prefer; of most, nothing is read."""
     workers: dict[UUID, list[tuple[UUID, Mapping[str, Any]]]] = {}
+    ids_of: dict[tuple[UUID, bytes], tuple[UUID, ...]] = {}
     found: dict[UUID, tuple[UUID, ...]] = {}
     for task, own in submitted:
         prefer = {**task.policy.prefer, **(own or {})}
         if not prefer or not task.is_queued:
             continue
-        if task.job_id not in workers:
-            workers[task.job_id] = await sql_queues.labeled(tx, task.job_id, _MAX_LABELED)
-        ids = [worker_id for worker_id, labels in workers[task.job_id] if matches(labels, prefer)]
-        found[task.id] = tuple(ids[:_MAX_PREFERRED])
+        key = task.job_id, to_json(prefer)
+        if key not in ids_of:
+            if len(ids_of) >= _MAX_PREFERENCES:
+                continue
+            if task.job_id not in workers:
+                workers[task.job_id] = await sql_queues.labeled(tx, task.job_id, _MAX_LABELED)
+            ids = [worker_id for worker_id, labels in workers[task.job_id] if matches(labels, prefer)]
+            ids_of[key] = tuple(ids[:_MAX_PREFERRED])
+        found[task.id] = ids_of[key]
     return found
 
 
