@@ -20,6 +20,7 @@ from zndraw_joblib.wire.messages import (
     JobResponse,
     TaskClaimRequest,
     TaskClaimResponse,
+    WorkerInfo,
 )
 from zndraw_joblib.wire.problems import Forbidden, InvalidRequest
 from zndraw_joblib.wire.statuses import TaskStatus
@@ -268,6 +269,28 @@ async def test_wake_ups_for_tasks_beyond_a_batch_go_to_others(replica: Replica) 
         await replica.submit(job)
     assert len((await filling.claim(item)).tasks) == 3
     assert filling.unused == [Wake(job_key(job.full_name), 1)]
+
+
+async def test_a_batch_of_tasks_with_a_cost_wakes_no_others(replica: Replica) -> None:
+    """Their wake-ups are used up, whether the policy has the cost, or the queue is one of their own."""
+    job = await replica.register(cost=2, about=WorkerInfo(slots=16))
+    assert job.worker_id is not None
+    runtime, batches = replica.runtime, [ClaimBatch(**batch_of(job))]
+    deadline = time.monotonic() + LONG
+    filling = BatchClaim(batches, runtime._read_batches, runtime.claim_once, deadline, None)
+    item = Claim(OWNER, job.worker_id, 15)
+    for own in ({}, {"cost": 3}):
+        for _ in range(2):
+            await replica.submit(job, **own)
+        assert not (await filling.claim(item)).is_final
+        assert [wake.limit for wake in filling.unused] == [2]
+        await replica.submit(job, **own)
+        tasks = (await filling.claim(item)).tasks
+        assert len(tasks) == 3
+        assert filling.unused == []
+        for task in tasks:
+            await replica.report(task.id, TaskStatus.RUNNING)
+            await replica.report(task.id, TaskStatus.COMPLETED)
 
 
 async def test_a_claim_of_another_job_passes_on_the_wake_ups_of_a_batch(replica: Replica) -> None:

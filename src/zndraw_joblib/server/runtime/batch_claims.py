@@ -109,8 +109,10 @@ class BatchClaim:
         """Record the tasks that stay in their queues, and for which this request may have been woken."""
         for name, pending in candidate.pending.items():
             self._unused[job_key(name)] = pending
-        for task in result.tasks if result is not None else ():
-            if task.requires or task.cost:
-                continue  # of a queue that was read under another name
-            key = key_of(task)
+        if result is None:
+            return
+        # Those whose queue has another number than their version.
+        keys = {task.id: task.job_key for task in result.required}
+        for task in result.tasks:
+            key = keys.get(task.id) or key_of(task)
             self._unused[key] = self._unused.get(key, 0) - 1
