@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from replica import Replica
+from replica import ManualClock, Replica
 from waiting import until
 
 from zndraw_joblib.server.admin import rules_overview, sql_figures
@@ -100,11 +100,31 @@ async def test_a_costly_task_is_not_passed_over_for_ever(
     await end(first, urgent)
     monkeypatch.setattr(rules_slots, "_ONE_MORE_AFTER", timedelta(microseconds=1))
     forget(first, second)
-    assert await first.claim(other.worker_id) is None
+    assert await second.claim(other.worker_id) is None
     await end(second, running[0])
     claimed = await second.claim_task(job.worker_id)
     assert (claimed.id, claimed.cost) == (costly.id, 4)
     assert (await first.claim_task(other.worker_id)).id == later[1].id
+
+
+async def test_an_old_backlog_does_not_drain_all_workers(timed: Replica, clock: ManualClock) -> None:
+    """One more worker keeps its slots for each minute since the task was the first one and did not fit."""
+    job = await worker(timed, 4)
+    others = [await worker(timed, 4) for _ in range(2)]
+    for of in (job, *others, *others):
+        await timed.submit(job)
+        await timed.claim_task(of.worker_id)
+    await timed.submit(job, cost=4)
+    later = [await timed.submit(job) for _ in range(3)]
+    clock.advance(3600)
+    for one in (job, *others):
+        await timed.heartbeat(one.worker_id)
+    assert await timed.claim(job.worker_id) is None
+    assert (await timed.claim_task(others[0].worker_id)).id == later[0].id
+    clock.advance(61)
+    forget(timed)
+    got = [await timed.claim(other.worker_id) is not None for other in others]
+    assert sorted(got) == [False, True]
 
 
 async def test_a_task_that_may_not_be_claimed_keeps_no_slots_free(replica: Replica) -> None:

@@ -4,17 +4,17 @@ The cost of a task is that of its queue. A worker is linked to a queue only if i
 claim compares the cost with the free slots alone, and passes over queues instead of tasks.
 """
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from uuid import UUID
 
-from cachetools import TTLCache
+from cachetools import LRUCache, TTLCache
 
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.queue import rules_fairness, rules_limits, sql_jobs, sql_pauses, sql_slots
 from zndraw_joblib.server.queue.sql_claims import QueueHead
 from zndraw_joblib.server.queue.sql_jobs import policy_of
 
-# For each such time that the first task of a queue has waited, one more worker keeps its free slots for it.
+# For each such time that the first task of a queue does not fit, one more worker keeps its free slots for it.
 _ONE_MORE_AFTER = timedelta(minutes=1)
 # For so long a server keeps to the workers that it has found.
 _CACHED_QUEUES, _CACHED_SECONDS = 10_000, 1.0
@@ -36,11 +36,14 @@ async def free(tx: Transaction, worker_id: UUID, slots: int | None, *, has_batch
 class Reservations:
     """The workers that keep their free slots for the first task of a queue which takes more of them.
 
-    It is one worker at first, the one with most free slots, and one more for each minute that the task has
-    waited. Others get later tasks meanwhile. As these workers get none, their free slots only grow.
+    It is one worker at first, the one with most free slots, and one more for each minute since this server
+    has found that the task does not fit: it may have waited for hours behind others. Others get later tasks
+    meanwhile. As these workers get none, their free slots only grow.
     """
 
     def __init__(self) -> None:
+        # By queue, the first task that may be claimed and does not fit, and when this was found.
+        self._since: LRUCache[UUID, tuple[int, datetime]] = LRUCache(_CACHED_QUEUES)
         self._workers: TTLCache[tuple[UUID, int], frozenset[UUID]] = TTLCache(_CACHED_QUEUES, _CACHED_SECONDS)
 
     async def has(self, tx: Transaction, head: QueueHead, worker_id: UUID) -> bool:
@@ -48,18 +51,23 @@ class Reservations:
         key = head.job_id, head.seq
         workers = self._workers.get(key)
         if workers is None:
-            workers = self._workers[key] = await _reserving(tx, head)
+            workers = self._workers[key] = await self._read(tx, head)
         return worker_id in workers
 
-
-async def _reserving(tx: Transaction, head: QueueHead) -> frozenset[UUID]:
-    first = await sql_slots.first_task(tx, head.job_id)
-    if first is None or not await _may_be_claimed(tx, head, first.room_id):
-        return frozenset()
-    cost = head.cost or 1
-    workers = [row for row in await sql_slots.of_workers(tx, head.job_id) if row.free < cost <= row.slots]
-    number = 1 + max(0, (await tx.now() - first.since) // _ONE_MORE_AFTER)
-    return frozenset(row.worker_id for row in sql_slots.most_free(workers)[:number])
+    async def _read(self, tx: Transaction, head: QueueHead) -> frozenset[UUID]:
+        room_id = await sql_slots.room_of_first(tx, head.job_id)
+        if room_id is None or not await _may_be_claimed(tx, head, room_id):
+            self._since.pop(head.job_id, None)
+            return frozenset()
+        now = await tx.now()
+        seq, since = self._since.get(head.job_id, (head.seq, now))
+        if seq != head.seq:
+            since = now
+        self._since[head.job_id] = head.seq, since
+        cost = head.cost or 1
+        workers = [row for row in await sql_slots.of_workers(tx, head.job_id) if row.free < cost <= row.slots]
+        number = 1 + max(0, (now - since) // _ONE_MORE_AFTER)
+        return frozenset(row.worker_id for row in sql_slots.most_free(workers)[:number])
 
 
 async def _may_be_claimed(tx: Transaction, head: QueueHead, room_id: str) -> bool:

@@ -1,11 +1,9 @@
 """Slots of workers, and what the tasks that they hold take of them."""
 
 from collections.abc import Sequence
-from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
 
-from zndraw_joblib.server.db.column_types import UtcDateTime
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.statements import INTEGER, UUID_TYPE, statement
 from zndraw_joblib.server.queue.sql_task_rows import TASK_IS_HELD, TASK_IS_QUEUED
@@ -34,13 +32,6 @@ class SlotsOf(NamedTuple):
     def free(self) -> int:
         """How many slots are free."""
         return self.slots - self.taken
-
-
-class FirstTask(NamedTuple):
-    """The room of the first task of a queue, and since when it waits."""
-
-    room_id: str
-    since: datetime
 
 
 _HELD = statement(
@@ -72,14 +63,13 @@ WHERE joblib_worker_job.job_id = :job_id AND NOT joblib_worker.draining
     taken=INTEGER,
 )
 # The job is a range, as in the statements of a claim.
-_FIRST = statement(
+_ROOM_OF_FIRST = statement(
     f"""
-SELECT room_id, coalesce(queued_at, created_at) AS since FROM joblib_task
+SELECT room_id FROM joblib_task
 WHERE job_id >= :job_id AND job_id <= :job_id AND {TASK_IS_QUEUED}
 ORDER BY job_id, lane, seq LIMIT 1
 """,
-    *FirstTask._fields,
-    since=UtcDateTime(),
+    "room_id",
 )
 
 
@@ -93,10 +83,10 @@ async def of_workers(tx: Transaction, queue_id: UUID) -> list[SlotsOf]:
     return [SlotsOf(*row) for row in await tx.execute(_OF_WORKERS, {"job_id": queue_id})]
 
 
-async def first_task(tx: Transaction, queue_id: UUID) -> FirstTask | None:
-    """Return the first task of a queue; None if it is empty."""
-    row = (await tx.execute(_FIRST, {"job_id": queue_id})).one_or_none()
-    return None if row is None else FirstTask(*row)
+async def room_of_first(tx: Transaction, queue_id: UUID) -> str | None:
+    """Return the room of the first task of a queue; None if it is empty."""
+    room_id: str | None = (await tx.execute(_ROOM_OF_FIRST, {"job_id": queue_id})).scalar_one_or_none()
+    return room_id
 
 
 def most_free(rows: Sequence[SlotsOf]) -> list[SlotsOf]:
