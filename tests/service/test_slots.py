@@ -6,11 +6,13 @@ from functools import partial
 from typing import Any
 
 import pytest
+from cachetools import TTLCache
 from replica import ManualClock, Replica
 from waiting import until
 
 from zndraw_joblib.server.admin import rules_overview, sql_figures
-from zndraw_joblib.server.queue import rules_history, rules_slots, rules_workers
+from zndraw_joblib.server.db.tables import Job
+from zndraw_joblib.server.queue import rules_history, rules_slots, rules_workers, sql_slots
 from zndraw_joblib.wire.messages import EmptyReason, JobResponse, TaskResponse, WorkerInfo
 from zndraw_joblib.wire.problems import InvalidRequest
 from zndraw_joblib.wire.statuses import TaskStatus
@@ -125,6 +127,24 @@ async def test_an_old_backlog_does_not_drain_all_workers(timed: Replica, clock: 
     forget(timed)
     got = [await timed.claim(other.worker_id) is not None for other in others]
     assert sorted(got) == [False, True]
+
+
+async def test_claimed_tasks_do_not_let_a_server_read_all_workers_again(replica: Replica) -> None:
+    """Within a second the first task of a queue may change often: it keeps to the workers it has read."""
+    job, large = await worker(replica, 2), await worker(replica, 100)
+    await replica.running(job)
+    for _ in range(3):
+        await replica.submit(job, cost=2)
+    reservations = replica.runtime._plain_claims.sets.reservations
+    reservations._workers = TTLCache(10, 60.0)
+    statements = replica.record_statements()
+    for _ in range(3):
+        assert await replica.claim(job.worker_id) is None
+        assert (await replica.claim_task(large.worker_id)).cost == 2
+    assert sum("AS taken" in statement.sql for statement in statements) == 1
+    queue = (await replica.rows(Job.__table__))[0]
+    rows = await replica.runtime.database.read(sql_slots.of_workers, queue.id, limit=1)
+    assert len(rows) == 1
 
 
 async def test_a_task_that_may_not_be_claimed_keeps_no_slots_free(replica: Replica) -> None:

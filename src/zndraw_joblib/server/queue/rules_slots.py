@@ -18,6 +18,8 @@ from zndraw_joblib.server.queue.sql_jobs import policy_of
 _ONE_MORE_AFTER = timedelta(minutes=1)
 # For so long a server keeps to the workers that it has found.
 _CACHED_QUEUES, _CACHED_SECONDS = 10_000, 1.0
+# Of so many workers of a queue. All servers read the same ones.
+_MAX_WORKERS = 1000
 
 
 async def free(tx: Transaction, worker_id: UUID, slots: int | None, *, has_batches: bool) -> int:
@@ -44,14 +46,14 @@ class Reservations:
     def __init__(self) -> None:
         # By queue, the first task that may be claimed and does not fit, and when this was found.
         self._since: LRUCache[UUID, tuple[int, datetime]] = LRUCache(_CACHED_QUEUES)
-        self._workers: TTLCache[tuple[UUID, int], frozenset[UUID]] = TTLCache(_CACHED_QUEUES, _CACHED_SECONDS)
+        # By queue, also for the tasks that become the first ones meanwhile.
+        self._workers: TTLCache[UUID, frozenset[UUID]] = TTLCache(_CACHED_QUEUES, _CACHED_SECONDS)
 
     async def has(self, tx: Transaction, head: QueueHead, worker_id: UUID) -> bool:
         """Return whether a worker keeps its free slots for the first task of a queue."""
-        key = head.job_id, head.seq
-        workers = self._workers.get(key)
+        workers = self._workers.get(head.job_id)
         if workers is None:
-            workers = self._workers[key] = await self._read(tx, head)
+            workers = self._workers[head.job_id] = await self._read(tx, head)
         return worker_id in workers
 
     async def _read(self, tx: Transaction, head: QueueHead) -> frozenset[UUID]:
@@ -65,7 +67,8 @@ class Reservations:
             since = now
         self._since[head.job_id] = head.seq, since
         cost = head.cost or 1
-        workers = [row for row in await sql_slots.of_workers(tx, head.job_id) if row.free < cost <= row.slots]
+        rows = await sql_slots.of_workers(tx, head.job_id, _MAX_WORKERS)
+        workers = [row for row in rows if row.free < cost <= row.slots]
         number = 1 + max(0, (now - since) // _ONE_MORE_AFTER)
         return frozenset(row.worker_id for row in sql_slots.most_free(workers)[:number])
 

@@ -50,13 +50,17 @@ JOIN joblib_job ON joblib_job.id = held.job_id
 # Each worker is looked up by itself, so that the tasks of others are not read.
 _OF_WORKERS = statement(
     f"""
-SELECT joblib_worker.id, {SLOTS} AS slots, CAST(coalesce((
+SELECT queue_worker.id, queue_worker.slots, CAST(coalesce((
     SELECT sum(coalesce(joblib_job.cost, 1))
     FROM joblib_task JOIN joblib_job ON joblib_job.id = joblib_task.job_id
-    WHERE {TASK_IS_HELD} AND joblib_task.worker_id = joblib_worker.id
+    WHERE {TASK_IS_HELD} AND joblib_task.worker_id = queue_worker.id
 ), 0) AS integer) AS taken
-FROM joblib_worker_job JOIN joblib_worker ON joblib_worker.id = joblib_worker_job.worker_id
-WHERE joblib_worker_job.job_id = :job_id AND NOT joblib_worker.draining
+FROM (
+    SELECT joblib_worker.id, {SLOTS} AS slots
+    FROM joblib_worker_job JOIN joblib_worker ON joblib_worker.id = joblib_worker_job.worker_id
+    WHERE joblib_worker_job.job_id = :job_id AND NOT joblib_worker.draining
+    ORDER BY joblib_worker.id LIMIT :limit
+) AS queue_worker
 """,
     *SlotsOf._fields,
     slots=INTEGER,
@@ -78,9 +82,10 @@ async def held(tx: Transaction, worker_id: UUID) -> list[HeldTasks]:
     return [HeldTasks(*row) for row in await tx.execute(_HELD, {"worker_id": worker_id})]
 
 
-async def of_workers(tx: Transaction, queue_id: UUID) -> list[SlotsOf]:
-    """Return the slots of the workers of a queue that are not draining."""
-    return [SlotsOf(*row) for row in await tx.execute(_OF_WORKERS, {"job_id": queue_id})]
+async def of_workers(tx: Transaction, queue_id: UUID, limit: int = 2**31 - 1) -> list[SlotsOf]:
+    """Return the slots of the first `limit` workers of a queue, by id, that are not draining."""
+    rows = await tx.execute(_OF_WORKERS, {"job_id": queue_id, "limit": limit})
+    return [SlotsOf(*row) for row in rows]
 
 
 async def room_of_first(tx: Transaction, queue_id: UUID) -> str | None:
