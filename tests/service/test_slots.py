@@ -167,6 +167,19 @@ async def test_a_task_that_may_not_be_claimed_keeps_no_slots_free(replica: Repli
     assert (await replica.claim_task(job.worker_id)).id == later.id
 
 
+async def test_a_task_of_a_full_room_keeps_no_slots_free(replica: Replica) -> None:
+    """Its room holds as many tasks as `room_max_in_flight` allows: workers get tasks of other rooms."""
+    replica.runtime.settings.room_max_in_flight = 1
+    job = await worker(replica, 3)
+    held = await replica.running(job)
+    await replica.submit(job, cost=3)
+    later = [await replica.submit(job, room="annex"), await replica.submit(job, room="attic")]
+    assert (await replica.claim_task(job.worker_id)).id == later[0].id
+    await replica.report(held.id, TaskStatus.COMPLETED)
+    forget(replica)
+    assert await replica.claim(job.worker_id) is None
+
+
 async def test_a_waiting_claim_is_woken_when_slots_become_free(pair: list[Replica]) -> None:
     """A worker that waits with too few free slots gets the task after a report, at either server."""
     first, second = pair

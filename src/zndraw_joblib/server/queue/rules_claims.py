@@ -374,7 +374,7 @@ class _OpenQueues:
                     fitting[head.job_id] = demand[head.job_id]
             elif item.is_open_to_worker(head):
                 passed.add(head.job_id)
-                if await self._reservations.has(self._tx, head, worker_id):
+                if await self._reservations.has(self._tx, head, worker_id, item.order.room_cap):
                     self.reserved.add(worker_id)
                     break
         return fitting

@@ -10,7 +10,14 @@ from uuid import UUID
 from cachetools import LRUCache, TTLCache
 
 from zndraw_joblib.server.db.database import Transaction
-from zndraw_joblib.server.queue import rules_fairness, rules_limits, sql_jobs, sql_pauses, sql_slots
+from zndraw_joblib.server.queue import (
+    rules_fairness,
+    rules_limits,
+    sql_jobs,
+    sql_pauses,
+    sql_slots,
+    sql_tasks,
+)
 from zndraw_joblib.server.queue.sql_claims import QueueHead
 from zndraw_joblib.server.queue.sql_jobs import policy_of
 
@@ -49,16 +56,19 @@ class Reservations:
         # By queue, also for the tasks that become the first ones meanwhile.
         self._workers: TTLCache[UUID, frozenset[UUID]] = TTLCache(_CACHED_QUEUES, _CACHED_SECONDS)
 
-    async def has(self, tx: Transaction, head: QueueHead, worker_id: UUID) -> bool:
-        """Return whether a worker keeps its free slots for the first task of a queue."""
+    async def has(self, tx: Transaction, head: QueueHead, worker_id: UUID, room_cap: int | None) -> bool:
+        """Return whether a worker keeps its free slots for the first task of a queue.
+
+        `room_cap` limits how many tasks of a room may be held.
+        """
         workers = self._workers.get(head.job_id)
         if workers is None:
-            workers = self._workers[head.job_id] = await self._read(tx, head)
+            workers = self._workers[head.job_id] = await self._read(tx, head, room_cap)
         return worker_id in workers
 
-    async def _read(self, tx: Transaction, head: QueueHead) -> frozenset[UUID]:
+    async def _read(self, tx: Transaction, head: QueueHead, room_cap: int | None) -> frozenset[UUID]:
         room_id = await sql_slots.room_of_first(tx, head.job_id)
-        if room_id is None or not await _may_be_claimed(tx, head, room_id):
+        if room_id is None or not await _may_be_claimed(tx, head, room_id, room_cap):
             self._since.pop(head.job_id, None)
             return frozenset()
         now = await tx.now()
@@ -73,9 +83,11 @@ class Reservations:
         return frozenset(row.worker_id for row in sql_slots.most_free(workers)[:number])
 
 
-async def _may_be_claimed(tx: Transaction, head: QueueHead, room_id: str) -> bool:
+async def _may_be_claimed(tx: Transaction, head: QueueHead, room_id: str, room_cap: int | None) -> bool:
     """Return whether pauses and limits allow the first task of a queue; keyed limits, any of its tasks."""
     if head.has_pauses and (await sql_pauses.active(tx)).has(room_id):
+        return False
+    if room_cap is not None and (await sql_tasks.held_in_rooms(tx, [room_id]))[room_id] >= room_cap:
         return False
     if head.max_in_flight is not None:
         versions = await sql_jobs.versions_of(tx, [head.job_id]) if head.has_versions else {}
