@@ -165,15 +165,20 @@ export class Connection {
 
   /** Send a request once, and read it with `read`. Times out, except for what is read later with `isOpen`. */
   async #timed<Result>(request: Request, read: (response: Response) => Promise<Result>, isOpen = false): Promise<Result> {
-    const controller = new AbortController();
     const { signal } = request;
-    const onAbort = () => controller.abort(signal!.reason);
     signal?.throwIfAborted();
+    const token = await this.#token(request);
+    signal?.throwIfAborted();
+    const controller = new AbortController();
+    // What cannot be sent at all is no fault of the connection, so these two are outside the block below.
+    const url = this.#urlOf(request);
+    const init = this.#init(request, token, controller.signal);
+    const onAbort = () => controller.abort(signal!.reason);
     signal?.addEventListener("abort", onAbort, { once: true });
     const seconds = this.#timeoutOf(request);
     const timer = setTimeout(() => controller.abort(new TimedOut(seconds)), 1000 * seconds);
     try {
-      const response = await this.#fetch(this.#urlOf(request), await this.#init(request, controller.signal));
+      const response = await this.#fetch(url, init);
       this.#hasReached = true;
       if (!response.ok) throw await this.#errorOf(request, response);
       return await read(response);
@@ -202,15 +207,26 @@ export class Connection {
     return `${this.url}${PREFIX}${request.path}${query && `?${query}`}`;
   }
 
-  async #init(request: Request, signal: AbortSignal): Promise<RequestInit> {
-    const headers: Record<string, string> = { ...this.#options.headers, ...request.headers };
+  /** Return the present token. A function that cannot fetch one fails as the connection does. */
+  async #token(request: Request): Promise<string | undefined> {
     const { token } = this.#options;
-    const present = typeof token === "function" ? await token() : token;
-    if (present !== undefined) headers["Authorization"] = `Bearer ${present}`;
+    if (typeof token !== "function") return token;
+    try {
+      return await token();
+    } catch (error) {
+      request.signal?.throwIfAborted();
+      throw this.#connectionError(request, error, request.signal);
+    }
+  }
+
+  #init(request: Request, token: string | undefined, signal: AbortSignal): RequestInit {
+    const headers: Record<string, string> = { ...this.#options.headers, ...request.headers };
+    if (token !== undefined) headers["Authorization"] = `Bearer ${token}`;
     if (request.wait) headers["Prefer"] = `wait=${request.wait}`;
     if (request.key !== undefined) headers["Idempotency-Key"] = formatKey(request.key);
     const body = request.body === undefined ? request.content : toJson(request.body, "body");
     if (body !== undefined) headers["Content-Type"] = request.contentType ?? "application/json";
+    checkHeaders(headers);
     // A redirect would turn other methods into GET.
     const redirect = request.method === "GET" ? "follow" : "manual";
     return { method: request.method, headers, redirect, signal, ...(body !== undefined && { body }) };
@@ -238,10 +254,10 @@ export class Connection {
     return new UnexpectedResponse(message, response.status, retryAfterOf(response.headers), isRefusal);
   }
 
-  #connectionError(request: Request, error: unknown, signal: AbortSignal): unknown {
+  #connectionError(request: Request, error: unknown, signal: AbortSignal | undefined): unknown {
     if (error instanceof JoblibError) return error;
     const what = `${request.method} ${this.url}${PREFIX}${request.path}`;
-    const reason: unknown = signal.reason;
+    const reason: unknown = signal?.reason;
     if (reason instanceof TimedOut) return new ServerUnreachable(`${what}: ${reason.message}`, true, { cause: error });
     if (!(error instanceof TypeError)) return error;
     const { cause } = error;
@@ -275,6 +291,18 @@ export function newKey(): string {
 function formatKey(key: string): string {
   if (!/^[ -~]{1,255}$/.test(key)) throw new JoblibError(`idempotencyKey: ${JSON.stringify(key.slice(0, 99))} is not 1 to 255 printable ASCII characters`);
   return `"${key.replace(/(["\\])/g, "\\$1")}"`;
+}
+
+/** Throw an error for a header that cannot be sent. It does not show the value, which may be a token. */
+function checkHeaders(headers: Record<string, string>): void {
+  for (const [name, value] of Object.entries(headers)) {
+    try {
+      new Headers([[name, value]]);
+    } catch {
+      const reason = "its name or value has a line break or another character that HTTP does not allow";
+      throw new JoblibError(`headers: ${JSON.stringify(name)} cannot be sent: ${reason}`);
+    }
+  }
 }
 
 /** Return a path with its parts filled in, each encoded. */
