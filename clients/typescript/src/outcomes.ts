@@ -35,8 +35,16 @@ export function completed(value: unknown): Outcome {
   }
 }
 
-/** Return the outcome of a job that threw. */
+/** Return the outcome of a job that threw, whatever it threw. */
 export function failed(thrown: unknown): Outcome {
+  try {
+    return failedWith(thrown);
+  } catch {
+    return refusedOutcome(describe(thrown)); // even its properties throw
+  }
+}
+
+function failedWith(thrown: unknown): Outcome {
   const error = bounded(describe(thrown).replace(/: $/, ""), MAX_ERROR_CHARACTERS);
   const fields = {
     status: "failed",
@@ -56,26 +64,33 @@ export function refusedOutcome(text: string, code?: "result-not-serializable" | 
 }
 
 function typesOf(error: Error): string[] {
-  const names = [error.name];
+  const names: unknown[] = [error.name];
   for (let kind: object | null = Object.getPrototypeOf(error); kind !== null && kind !== Object.prototype; kind = Object.getPrototypeOf(kind)) {
-    names.push(kind.constructor.name);
+    names.push(kind.constructor?.name);
   }
-  return [...new Set(names)].filter((name) => name !== "" && name.length <= MAX_TYPE_CHARACTERS).slice(0, MAX_TYPES);
+  const isName = (name: unknown): name is string => typeof name === "string" && name !== "" && name.length <= MAX_TYPE_CHARACTERS;
+  return [...new Set(names)].filter(isName).slice(0, MAX_TYPES);
 }
 
 function failureOf(error: Error): Record<string, unknown> {
-  const stack = wellFormed(error.stack ?? "");
+  const stack = stackOf(error);
   const full = [stack];
   const seen = new Set<unknown>([error]);
   for (let cause = error.cause; cause instanceof Error && !seen.has(cause); cause = cause.cause) {
     seen.add(cause);
-    full.push(`Caused by: ${wellFormed(cause.stack ?? describe(cause))}`);
+    full.push(`Caused by: ${stackOf(cause)}`);
   }
   return {
-    type: (error.name || error.constructor.name).slice(0, MAX_TYPE_CHARACTERS),
+    type: String(error.name || error.constructor.name).slice(0, MAX_TYPE_CHARACTERS),
     traceback: bounded(stack, MAX_TRACEBACK_CHARACTERS),
     full_traceback: bounded(full.join("\n"), MAX_TRACEBACK_CHARACTERS),
   };
+}
+
+/** Return the stack of an error; libraries have set it to other values than texts. */
+function stackOf(error: Error): string {
+  const stack: unknown = error.stack;
+  return wellFormed(typeof stack === "string" ? stack : describe(error));
 }
 
 function bounded(text: string, limit: number): string {

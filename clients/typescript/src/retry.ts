@@ -75,7 +75,11 @@ export function isContentRefused(error: unknown): boolean {
 
 /** Return an error in one line, for a log. */
 export function describe(error: unknown): string {
-  return error instanceof Error ? `${error.name}: ${error.message}` : String(error);
+  try {
+    return error instanceof Error ? `${error.name || "Error"}: ${error.message}` : String(error);
+  } catch {
+    return "Error: it has no text";
+  }
 }
 
 export interface RepeatOptions {
