@@ -69,6 +69,53 @@ async def test_a_worker_follows_the_verdicts(programs: Path, server: ServerProce
             assert (await client.get(leaving)).status_code == 404
 
 
+def test_a_worker_survives_odd_errors_and_refusals(programs: Path, server: ServerProcess) -> None:
+    """Whatever a job throws, its task fails and the next one runs; so they do where the log throws.
+
+    Registered again, the worker leaves out the job that is refused, and repeats what may succeed later.
+    """
+    with (
+        node(programs / "faults.js", server.url, server.token) as worker,
+        Queue(server.url, server.token, room="lab") as queue,
+        httpx.Client(base_url=server.url, headers={"Authorization": f"Bearer {server.token}"}) as client,
+    ):
+        invalid = worker.wait_for("invalid: ")
+        assert 'JoblibError: headers: "Authorization" cannot be sent' in invalid
+        assert "secret" not in invalid
+        worker.wait_for("serves")
+        assert fail(queue, "bare") == "Error: it has no text"
+        assert fail(queue, "nameless") == "Error: no name"
+        former = queue.submit("odd", {"thing": "stack"}).wait(60).worker_id
+        assert client.delete(f"{V1}/workers/{former}").is_success
+        assert "@global:jobs:refused" in worker.wait_for("error: ")
+        worker.wait_for("replaces")
+        assert fail(queue, "hostile") == "Error: it has no text"
+        worker.process.send_signal(signal.SIGTERM)
+        worker.wait_for("left")
+
+
+def fail(queue: Queue, thing: str) -> str:
+    """Run a job that throws a thing; return the message."""
+    with pytest.raises(TaskFailed) as failed:
+        queue.submit("odd", {"thing": thing}).result(60)
+    return failed.value.message
+
+
+def test_a_worker_gives_back_the_tasks_of_a_lost_claim(programs: Path, server: ServerProcess) -> None:
+    """One that stops claims them again; otherwise they would fail when it leaves."""
+    with (
+        node(programs / "faults.js", server.url, server.token, "loses-claim") as worker,
+        Queue(server.url, server.token, room="lab") as queue,
+    ):
+        worker.wait_for("serves")
+        task = queue.submit("odd", {"thing": "stack"})
+        worker.wait_for("lost")
+        worker.wait_for("left")
+        assert worker.end() == 0
+        assert (task.refresh().status, task.refresh().attempt) == ("pending", 1)
+        task.cancel()
+
+
 async def is_attempt(client: httpx.AsyncClient, url: str, attempt: int) -> bool:
     """Return whether a task runs by this attempt, and has a log."""
     task = (await client.get(url)).json()

@@ -106,10 +106,14 @@ export class JobWorker {
   #poll: AbortController | undefined;
   #running = 0;
   #workerId = "";
+  /** The worker that replaces this one, until its jobs are registered. */
+  #successor: string | undefined;
   #interval = SHORTEST_INTERVAL_SECONDS;
   #heartbeats = 0;
   #unanswered: { claim_id: string; max: number } | undefined;
   #renewing: Promise<void> | undefined;
+  /** Whether tasks that did not start could not be given back while it stops. */
+  #hasKept = false;
   #hasBegun = false;
 
   constructor(options: JobWorkerOptions = {}) {
@@ -118,11 +122,11 @@ export class JobWorker {
     this.connection = new Connection(options);
     this.#concurrency = concurrency;
     this.#connectSeconds = connectSeconds;
-    this.#log = log;
+    this.#log = guarded(log);
     const pid = nodeProcess()?.pid;
     this.#info = { slots: concurrency, ...(name !== undefined && { name }), ...(labels && { labels }), ...(pid && { pid }) };
     this.#lookahead = new Lookahead(concurrency, Math.min(prefetch, 1000));
-    this.#reporter = new Reporter(this.connection, log, (task) => this.#release(task));
+    this.#reporter = new Reporter(this.connection, this.#log, (task) => this.#release(task));
   }
 
   /** The id of the worker at the server; empty before `run`. */
@@ -171,7 +175,7 @@ export class JobWorker {
     const { signal } = this.#stopping;
     this.#workerId = await this.#create(signal);
     try {
-      for (const job of this.#jobs.values()) await this.#register(job, signal);
+      for (const job of this.#jobs.values()) await this.#register(job, this.#workerId, signal);
     } catch (error) {
       await this.#leave();
       throw error;
@@ -206,10 +210,10 @@ export class JobWorker {
     return data.id;
   }
 
-  async #register(job: Job, signal?: AbortSignal): Promise<void> {
+  async #register(job: Job, workerId: string, signal: AbortSignal): Promise<void> {
     const { room, category, name, options } = job;
     const path = filledPath("/rooms/{room}/jobs", { room });
-    await this.#persistently("PUT", path, { ...options, category, name, worker_id: this.#workerId }, signal);
+    await this.#persistently("PUT", path, { ...options, category, name, worker_id: workerId }, signal);
   }
 
   /** Send a request with a key, and repeat it while the server cannot be reached. */
@@ -229,12 +233,33 @@ export class JobWorker {
     const former = this.#workerId;
     this.#log("warning", `The server does not know worker ${former}; registering a new one`);
     for (const task of [...this.#held.values()]) this.#lose(task, "lost");
-    const { signal } = this.#left;
-    this.#workerId = await this.#create(signal);
+    const id = (this.#successor ??= await this.#create(this.#left.signal));
+    await this.#registerJobs(id);
+    // Last: as long as the jobs are not registered, heartbeats of the former worker repeat all this.
+    this.#workerId = id;
+    this.#successor = undefined;
     this.#unanswered = undefined;
-    // One that stops serves no jobs.
-    if (!this.#stopping.signal.aborted) for (const job of this.#jobs.values()) await this.#register(job, signal);
-    this.#log("warning", `Worker ${this.#workerId} replaces worker ${former}`);
+    this.#log("warning", `Worker ${id} replaces worker ${former}`);
+  }
+
+  /** Register the jobs for a new worker; log those that the server refuses. One that stops serves no jobs. */
+  async #registerJobs(workerId: string): Promise<void> {
+    const { signal } = this.#stopping;
+    let refusal: ProblemError | undefined;
+    let count = 0;
+    for (const [name, job] of this.#jobs) {
+      try {
+        await this.#register(job, workerId, signal);
+        count += 1;
+      } catch (error) {
+        if (signal.aborted) return;
+        if (error instanceof WorkerNotFound) this.#successor = undefined;
+        if (!(error instanceof ProblemError) || error instanceof WorkerNotFound || isTransient(error)) throw error;
+        this.#log("error", `Job ${name} cannot be registered again: ${describe(error)}`);
+        refusal = error;
+      }
+    }
+    if (count === 0 && refusal !== undefined) throw refusal;
   }
 
   // Heartbeats
@@ -413,21 +438,23 @@ export class JobWorker {
   }
 
   async #run({ task, claimedAt }: Waiting): Promise<void> {
-    if (Date.now() / 1000 - claimedAt > SURE_SECONDS) await this.#confirm(task);
-    if (task.signal.aborted) return this.#ended();
+    try {
+      if (Date.now() / 1000 - claimedAt > SURE_SECONDS) await this.#confirm(task);
+      if (!task.signal.aborted) await this.#execute(task);
+    } finally {
+      this.#running -= 1;
+      this.#startWaiting();
+      this.#change.notify();
+    }
+  }
+
+  async #execute(task: RunningTask): Promise<void> {
     const entry = this.#reporter.begin(task);
     const began = now();
     let outcome = await this.#outcomeOf(task);
     this.#lookahead.ended(now() - began);
     if (outcome.content !== undefined && !task.signal.aborted) outcome = await this.#upload(task, outcome, outcome.content);
     this.#reporter.end(entry, outcome, this.#waiting.length > 0);
-    this.#ended();
-  }
-
-  #ended(): void {
-    this.#running -= 1;
-    this.#startWaiting();
-    this.#change.notify();
   }
 
   async #outcomeOf(task: RunningTask): Promise<Outcome> {
@@ -503,13 +530,30 @@ export class JobWorker {
     const timer = setTimeout(() => this.#poll?.abort(new JoblibError("The worker stops")), 1000 * grace);
     await claims;
     clearTimeout(timer);
+    await this.#claimUnanswered();
     await this.#releaseWaiting();
+  }
+
+  /** Repeat a claim whose response was lost: the tasks that the server gave it would fail when this worker leaves. */
+  async #claimUnanswered(): Promise<void> {
+    if (this.#unanswered === undefined) return;
+    const body = { worker_id: this.#workerId, ...this.#unanswered };
+    const claim = () => this.connection.once<TaskClaimResponse>({ method: "POST", path: "/tasks/claim", body, timeoutSeconds: LEAVE_SECONDS });
+    try {
+      const { data } = await repeated(claim, { seconds: LEAVE_SECONDS, isRetryable: isTransient });
+      this.#accept(data.tasks ?? [], 0, this.#unanswered.max);
+    } catch (error) {
+      if (error instanceof WorkerNotFound) return;
+      this.#hasKept = true;
+      this.#log("warning", `The last claim has no response: ${describe(error)}`);
+    }
   }
 
   /** Put the tasks that wait here back into their queues. */
   async #releaseWaiting(): Promise<void> {
     const tasks = this.#waiting.splice(0).map((one) => one.task);
-    await this.#giveBack(tasks);
+    const isDone = await this.#giveBack(tasks);
+    this.#hasKept ||= !isDone && this.#stopping.signal.aborted;
     for (const task of tasks) this.#release(task);
   }
 
@@ -519,15 +563,20 @@ export class JobWorker {
     for (const task of tasks) this.#lose(task, "released");
   }
 
-  async #giveBack(tasks: RunningTask[]): Promise<void> {
-    if (tasks.length === 0) return;
+  /** Put tasks back into their queues; return whether the server has done it. */
+  async #giveBack(tasks: RunningTask[]): Promise<boolean> {
+    if (tasks.length === 0) return true;
     const reports = tasks.map(({ id, attempt }) => ({ id, attempt, status: "pending" }));
     const content = stringifyJson({ worker_id: this.#workerId, reports });
     const send = () => this.connection.once({ method: "POST", path: "/tasks/report", content, headers: { Prefer: "return=minimal" }, timeoutSeconds: LEAVE_SECONDS });
-    await repeated(send, { seconds: LEAVE_SECONDS, isRetryable: isTransient }).then(
-      () => this.#log("info", `Released ${tasks.length} task(s)`),
-      (error: unknown) => this.#log("warning", `${tasks.length} task(s) were not released: ${describe(error)}`),
-    );
+    try {
+      await repeated(send, { seconds: LEAVE_SECONDS, isRetryable: isTransient });
+    } catch (error) {
+      this.#log("warning", `${tasks.length} task(s) were not released: ${describe(error)}`);
+      return false;
+    }
+    this.#log("info", `Released ${tasks.length} task(s)`);
+    return true;
   }
 
   /** Wait until no task runs and each is reported; return whether that happened in time. */
@@ -542,7 +591,9 @@ export class JobWorker {
   }
 
   async #leave(): Promise<void> {
-    await this.#briefly("DELETE", filledPath("/workers/{id}", { id: this.#workerId }));
+    // Tasks of a worker that leaves are lost. Those that did not start return to their queues if it just stays away.
+    if (this.#hasKept) return;
+    await this.#briefly("DELETE", filledPath("/workers/{id}", { id: this.#successor ?? this.#workerId }));
   }
 
   /** Send a request a few times; what is not applied the server does itself, once heartbeats stay away. */
@@ -605,6 +656,18 @@ function handleSignals(stop: () => void): () => void {
   });
   return () => {
     for (const [name, handle] of handlers) process.off(name, handle);
+  };
+}
+
+/** Return a log that does not throw: a worker runs on without the user's one. */
+function guarded(log: Log): Log {
+  return (level, message) => {
+    try {
+      const returned: unknown = log(level, message);
+      if (returned instanceof Promise) returned.catch(() => undefined);
+    } catch {
+      logToConsole(level, message);
+    }
   };
 }
 
