@@ -39,6 +39,7 @@ async def _large(browser: Browser, database_url: str) -> AsyncIterator[Dashboard
                 yield dashboard
 
 
+@pytest.mark.slow
 async def test_a_large_queue_is_scanned_searched_and_repaired(browser: Browser, database_url: str) -> None:
     """A list has a line for each task and its position; failures are grouped, and a group is retried."""
     async with _large(browser, database_url) as dashboard:

@@ -12,6 +12,7 @@ from sitegen import ROOT
 from docs.terminals import Terminal, blocks, steps
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_the_commands_of_the_page_about_tokens_work(tmp_path: Path) -> None:
     """Each command has the output that the page shows."""

@@ -177,6 +177,7 @@ async def test_every_use_of_redis_works_over_each_connection(url: str, check: An
     await check(url)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("check", CHECKS[1:], ids=lambda check: check.__name__[6:])
 async def test_a_silent_connection_is_replaced(proxy: TcpProxy, check: Any) -> None:
     """Its packets are dropped without an error, as by a firewall that forgot the connection."""

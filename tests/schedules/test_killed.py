@@ -5,6 +5,7 @@ from itertools import pairwise
 from typing import Any
 
 import httpx
+import pytest
 from databases import on_postgresql
 from rest import V1, parse_utc, register
 from servers import ServerProcess
@@ -39,6 +40,7 @@ async def more_tasks(client: httpx.AsyncClient, count: int) -> None:
     await until(are_there)
 
 
+@pytest.mark.slow
 @on_postgresql
 async def test_no_due_time_is_lost_or_doubled(database_url: str) -> None:
     """One of two servers is killed again and again, then both; the next one catches up."""

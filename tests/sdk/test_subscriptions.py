@@ -273,6 +273,7 @@ def test_a_worker_leaves_no_handler_behind(
     assert tsio.handlers == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_handler", [True, False])
 def test_thousands_of_workers_share_a_client(has_handler: bool) -> None:
     """Each gets the events, the host's handler is called once, and nothing remains of closed workers."""

@@ -264,6 +264,7 @@ Runtime.submit = submit_and_die
 """
 
 
+@pytest.mark.slow
 @killing_on_both
 @pytest.mark.processes
 async def test_a_kill_between_commit_and_answer_adds_one_task(database_url: str, replica: Replica) -> None:

@@ -6,6 +6,7 @@ from itertools import count
 from typing import Any
 
 import httpx
+import pytest
 from databases import killing_on_both
 from receiver import Received, Receiver, receiving
 from rest import V1, register
@@ -73,6 +74,7 @@ async def all_deliveries(client: httpx.AsyncClient) -> list[dict[str, Any]]:
     return items
 
 
+@pytest.mark.slow
 @killing_on_both
 async def test_no_end_is_lost_and_the_order_is_kept(database_url: str) -> None:
     """Servers are killed amid ends and deliveries; the last one delivers what is left."""
