@@ -32,8 +32,6 @@ ON_EDIT := -n 2 --dist worksteal -m "not (benchmark or signals or slow or proces
 SIGNALS = $(shell grep -rl --include 'test_*.py' 'pytest.mark.signals' tests)
 TESTED := -r requirements/tests.in -e ".[files,oidc,server,telemetry]"
 PYTHONS := 3.11 3.12 3.13
-# What `make test` runs beside the oldest one: the versions between them run before a release.
-NEWEST := 3.13
 CODE := src tests alembic benchmarks chaos examples release sitegen generate
 USABLE := import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))
 
@@ -61,7 +59,6 @@ else
 	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not (benchmark or signals or slow)"
 	$(MAKE) guard
 	$(MAKE) test ARGS=lowest TESTS="$(FAST)"
-	$(MAKE) pythons PYTHONS=$(NEWEST)
 endif
 endif
 
@@ -102,12 +99,10 @@ define EACH_PYTHON
 	done
 endef
 
-pythons: $(READY) ## run a fast part of the tests on each other Python that is found; make test does this too
+pythons: $(READY) ## run a fast part of the tests on each other Python that is found
 	$(call EACH_PYTHON,.venv-$$version/bin/python -m pytest -q $(ON_SQLITE) $(FAST))
 
-setup: PYTHONS := $(NEWEST)
 setup: $(PEERS) .venv-lowest/.ready ## install all that `make test` runs, which CI does beside `make check`
-	$(call EACH_PYTHON,true)
 
 peers: $(READY) $(PEERS) ## install the other clients and the browser that the tests run; `make test` does this too
 
