@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
+import numpy
 import pytest
 import yaml
 from deploy.known import OTHER_VARIABLES, SETTINGS, parse
@@ -230,7 +231,6 @@ def test_javascript_is_valid(subtests: pytest.Subtests, tmp_path: Path) -> None:
 
 def test_a_page_reads_arrays_of_any_size(tmp_path: Path) -> None:
     """The functions of the page about results read tagged JSON and the file of a large array."""
-    numpy = pytest.importorskip("numpy")
     page = ROOT / "docs" / "how-to" / "results.md"
     given = [numpy.arange(6).reshape(2, 3).astype(kind) for kind in ("<f8", "<i8", "<u2", "|b1")]
     for number, array in enumerate(given):
