@@ -7,6 +7,7 @@ confirmation of a preview once, within five minutes. All rights are those of the
 import json
 import secrets
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 from uuid import UUID
@@ -156,11 +157,13 @@ class Tools:
         """The last lines of the log of a task's last attempt."""
 
         def work(client: AdminClient) -> Any:
-            kept: list[Any] = []
+            last_lines: deque[Any] = deque(maxlen=min(max(lines, 1), 1000))
             for part in client.log_parts(task_id(client, task), None, 0):
-                kept = [*kept, *part][-min(max(lines, 1), 1000) :]
+                last_lines.extend(part)
             return {
-                "lines": [line.model_dump(mode="json", by_alias=True, exclude_none=True) for line in kept]
+                "lines": [
+                    line.model_dump(mode="json", by_alias=True, exclude_none=True) for line in last_lines
+                ]
             }
 
         return self._do(work)
