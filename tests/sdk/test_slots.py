@@ -95,17 +95,18 @@ def test_a_worker_runs_with_the_threads_it_gets(
 
 def test_running_tasks_take_no_more_slots_than_there_are(worker: Make, room: str) -> None:
     """Tasks of one and of three slots run beside each other on four, and each one runs."""
-    lock, taken, most = threading.Lock(), [0], [0]
+    lock, taken, most, beside = threading.Lock(), [0], [0], threading.Event()
 
     def execute(task: ClaimedTask) -> None:
         with lock:
             taken[0] += task.cost
             most[0] = max(most[0], taken[0])
-        both.wait(0.02)
+            if most[0] >= 4:
+                beside.set()
+        beside.wait(30)
         with lock:
             taken[0] -= task.cost
 
-    both = threading.Event()
     caller = worker()
     caller.register(Add, room=room, without_workers="queue")
     caller.disconnect()

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, Unpack
 from uuid import UUID
@@ -249,21 +249,7 @@ class ClaimedTask(TaskContext):
 
     def with_extension(self, extension: Any, run_kwargs: Mapping[str, Any]) -> "ClaimedTask":
         """Return the same task, with the same event and the same channel, as its job is registered here."""
-        return ClaimedTask(
-            self.task_id,
-            self.job_name,
-            self.room_id,
-            extension,
-            self.attempt,
-            self.payload,
-            self.worker_id,
-            self.cancelled,
-            self.channel,
-            self.traceparent,
-            run_kwargs,
-            self.server,
-            self.credential,
-        )
+        return replace(self, extension=extension, run_kwargs=run_kwargs)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Leave the event out of pickles and deep copies: it belongs to this process."""
