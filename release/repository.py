@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from release import TOOLS
+from release import TOOLS, ReleaseError, workflows
 from release.commands import run
 
 _SCHEMAS = {
@@ -14,16 +14,18 @@ _SCHEMAS = {
 
 def check(repository: Path) -> list[str]:
     """Raise `ReleaseError` for a workflow that is wrong or unsafe, or for a file against its schema."""
-    workflows = sorted((repository / ".github" / "workflows").glob("*.yml"))
+    files = sorted((repository / ".github" / "workflows").glob("*.yml"))
+    if problems := [one for path in files for one in workflows.problems(path.name, path.read_text())]:
+        raise ReleaseError("\n".join(problems))
     forms = [
         one for one in (repository / ".github" / "ISSUE_TEMPLATE").glob("*.yml") if one.name != "config.yml"
     ]
-    run([TOOLS / "actionlint", *workflows], repository)
+    run([TOOLS / "actionlint", *files], repository)
     run(
-        [TOOLS / "zizmor", "--offline", "--no-progress", "--quiet", "--min-severity", "medium", *workflows],
+        [TOOLS / "zizmor", "--offline", "--no-progress", "--quiet", "--min-severity", "medium", *files],
         repository,
     )
-    _follows("github-workflows", workflows, repository)
+    _follows("github-workflows", files, repository)
     _follows("github-issue-forms", forms, repository)
     for name, schema in _SCHEMAS.items():
         _follows(schema, [repository / name], repository)

@@ -1,14 +1,17 @@
 """The files of a release agree with each other; `make release-check` checks what takes longer."""
 
 import json
+import os
 import re
 import tomllib
-from subprocess import run
+from functools import partial
+from pathlib import Path
+from subprocess import PIPE, run
 from typing import Any
 
 import pytest
 import yaml
-from release import PYTHONS, ROOT, ReleaseError
+from release import PYTHONS, ROOT, ReleaseError, workflows
 from release.distributions import sdist_problems, wheel_problems
 from release.files import notes_of
 
@@ -88,13 +91,83 @@ def test_workflows_run_pinned_actions_with_few_rights(subtests: pytest.Subtests)
         for name, job in JOBS.items()
     }
     assert {name: rights for name, rights in writing.items() if rights} == {
-        "release.build": {"id-token", "attestations"},
+        "release.attest": {"id-token", "attestations"},
         "release.package": {"id-token"},
         "release.image": {"packages", "id-token", "attestations"},
         "release.github": {"contents"},
         "release.docs": {"contents"},
         "docs.publish": {"contents"},
     }
+
+
+def test_jobs_that_may_publish_run_no_code_of_others(subtests: pytest.Subtests) -> None:
+    """Neither an installation nor a build: they publish the artifact of a job that may only read."""
+    for name, text in WORKFLOWS.items():
+        assert workflows.problems(name, text) == []
+    publishing = {"permissions": {"id-token": "write"}}
+    for step, part in (
+        ({"run": "make release-check"}, "it runs make"),
+        ({"run": ".venv/bin/python -m release.files v1 dist"}, "it runs python"),
+        ({"run": "cd a && pip install build"}, "it runs pip"),
+        ({"run": "npm publish ./dist/a.tgz"}, "it runs npm"),
+        ({"run": "npm publish --ignore-scripts ./dist/a.tgz && npm ci"}, "it runs npm"),
+        ({"run": "import os", "shell": "python"}, "a step in python"),
+        ({"uses": "actions/checkout@0"}, "it uses actions/checkout"),
+        ({"uses": "docker/build-push-action@0"}, "it uses docker/build-push-action"),
+    ):
+        with subtests.test(str(step)):
+            for job in (publishing, {"permissions": {"contents": "write"}}, {"permissions": "write-all"}):
+                text = json.dumps({"permissions": {}, "jobs": {"it": {**job, "steps": [step]}}})
+                [problem] = workflows.problems("w", text)
+                assert part in problem
+    called = {"permissions": {}, "jobs": {"it": {**publishing, "uses": "owner/repository/w.yml@0"}}}
+    assert len(workflows.problems("w", json.dumps(called))) == 1
+    assert "not {}" in workflows.problems("w", json.dumps({"jobs": {"it": {"steps": []}}}))[0]
+
+
+def test_the_site_is_replaced_by_what_was_built(tmp_path: Path) -> None:
+    """The scripts of the workflow, with a repository on disk: a first site, then one that lacks a page."""
+    scripts = {
+        step["name"]: step["run"]
+        for job in ("build", "publish")
+        for step in JOBS[f"docs.{job}"]["steps"]
+        if "name" in step
+    }
+    origin = tmp_path / "owner" / "name"
+    run(["git", "init", "-q", "--bare", origin], check=True)
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    (programs / "gh").write_text("#!/bin/sh\n")  # It only sets up the access to GitHub.
+    (programs / "gh").chmod(0o755)
+    environment = {
+        **os.environ,
+        "PATH": f"{programs}:{os.environ['PATH']}",
+        "GITHUB_SERVER_URL": str(tmp_path),
+        "GITHUB_REPOSITORY": "owner/name",
+        "GITHUB_REF_NAME": "v1.0.0",
+    }
+    published: list[set[str]] = []
+    for number, (added, removed) in enumerate(
+        ((".nojekyll a/index.html a/old.html", ""), ("b.html", "a/old.html"))
+    ):
+        folder = tmp_path / str(number)
+        site = folder / "site"
+        folder.mkdir()
+        bash = partial(run, cwd=folder, env={**environment, "RUNNER_TEMP": str(folder)}, check=True)
+        bash(["bash", "-e", "-c", scripts["Fetch the site, or begin one"]])
+        bash(["bash", "-e", "-c", f"cd site; mkdir -p a .git; touch {added}; rm -f {removed} x"])
+        bash(["bash", "-e", "-c", "tar -cf site.tar -C site . && rm -r site"])
+        bash(["bash", "-e", "-c", scripts["Replace the site"]])
+        listed = run(
+            ["git", "-C", origin, "ls-tree", "-r", "--name-only", "gh-pages"],
+            stdout=PIPE,
+            text=True,
+            check=True,
+        )
+        published.append(set(listed.stdout.split()))
+        assert site.exists()
+    first = {".nojekyll", "a/index.html", "a/old.html"}
+    assert published == [first, first - {"a/old.html"} | {"b.html"}]
 
 
 def test_nothing_is_forgotten_or_added_in_the_distributions() -> None:
