@@ -3,8 +3,10 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Collection
+from typing import Any
 
 import aiohttp
+import httpx
 import pytest
 import socketio
 from rest import V1, register, submit
@@ -86,6 +88,36 @@ async def test_changed_tokens_lose_sockets_and_streams_of_every_replica(replicas
                 pass
     await asyncio.gather(*map(closed, sockets))
     assert (await boss.post(f"{V1}/worker-tokens", json=body)).status_code == 403
+
+
+async def test_a_token_that_becomes_limited_loses_what_it_has_just_opened(server: LiveServer) -> None:
+    """Also before the first check of its tokens, and if a socket joins another room after the change."""
+    token = await server.create_user("eve")
+    eve, anonymous = await server.rest(token), await server.rest()
+    del anonymous.headers["Authorization"]
+    url = f"{V1}/rooms/lab/events"
+    query = {"token": (await eve.post(f"{url}/token")).json()["token"]}
+
+    async def read(client: httpx.AsyncClient, **options: Any) -> None:
+        async with client.stream("GET", url, headers=STREAM, timeout=ENOUGH, **options) as stream:
+            assert stream.status_code == 200
+            is_open.release()
+            async for _ in stream.aiter_lines():
+                pass
+
+    is_open = asyncio.Semaphore(0)
+    streams = [asyncio.create_task(each) for each in (read(eve), read(anonymous, params=query))]
+    for _ in streams:
+        await is_open.acquire()
+    sockets = [await server.connect("lab", "vault", token=token) for _ in range(2)]
+    changes = TokenChanges(rooms=["lab"])
+    assert await server.runtime.write(rules_token_updates.update, "eve", changes) == (None, 0)
+    server.joblib.identity.forget("eve")
+    assert (await sockets[0].call("join_room", room_id="vault"))["status"] == 403
+    assert await sockets[0].call("join_room", room_id="lab") == {}
+    # Not by the check after a stream's next comment, which is 15 s later.
+    async with asyncio.timeout(12):
+        await asyncio.gather(*streams, *map(closed, sockets))
 
 
 async def test_a_connection_without_an_identity_is_closed(

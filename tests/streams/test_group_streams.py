@@ -11,7 +11,7 @@ from servers import ServerProcess
 from waiting import until
 
 from streams.sse import STREAM, Reader
-from zndraw_joblib.server.process.ports import identity_key
+from zndraw_joblib.server.process.ports import Identity, identity_key
 
 Local = tuple[FastAPI, httpx.AsyncClient]
 Json = dict[str, Any]
@@ -198,10 +198,10 @@ async def test_a_stream_ends_with_access_and_with_the_server(local: Local) -> No
     token = (await client.post(f"{V1}/{path}/events/token")).json()["token"]
     is_allowed = True
 
-    async def is_valid(*_: object) -> bool:
-        return is_allowed
+    async def find_reader(identity: Identity, *_: object) -> Identity | None:
+        return identity if is_allowed else None
 
-    joblib.may_still_read = is_valid
+    joblib.find_reader = find_reader
     readers = [Reader(client, path, token=token), Reader(client, path)]
     for reader in readers:
         await reader.until(1)

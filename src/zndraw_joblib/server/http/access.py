@@ -461,14 +461,14 @@ class QueueState(ABC):
             )
         return identity
 
-    async def may_still_read(self, identity: Identity, at: datetime, room_id: str) -> bool:
-        """Return whether what an identity had at a time, with a right to read a room, is not revoked.
+    async def find_reader(self, identity: Identity, at: datetime, room_id: str) -> Identity | None:
+        """Return the caller that had this identity, and a right to read a room, at a time.
 
-        True if it is unknown.
+        None if what it had is revoked. A host's user is returned as it is.
         """
         if not isinstance(self.identity, BearerTokens):
-            return True
-        return await self.identity.may_still_read(identity, at, room_id)
+            return identity
+        return await self.identity.find_reader(identity, at, room_id)
 
     @property
     @abstractmethod

@@ -91,10 +91,15 @@ async def resolve_access(request: Request) -> StreamAccess:
     if token is not None:
         read = queue.runtime.database.read_short
         owner = await read(rules_tokens.verify_stream_token, stream_name(request), token)
-        is_valid = partial(queue.may_still_read, owner.caller, owner.issued_at, owner.room_id)
-        if not await is_valid():
+        find_reader = partial(queue.find_reader, owner.caller, owner.issued_at, owner.room_id)
+        reader = await find_reader()
+        if reader is None:
             raise Unauthorized("The caller of the stream token has no access any more")
-        return StreamAccess(owner.caller, owner.room_id, task_id, is_valid, owner.seconds, group_id)
+
+        async def is_valid() -> bool:
+            return await find_reader() is not None
+
+        return StreamAccess(reader, owner.room_id, task_id, is_valid, owner.seconds, group_id)
     caller = await permitted_caller(request, ops.FOLLOW_ROOM if task_id is None else ops.FOLLOW_TASK)
     # The room of a task or a group does not change, so the checks while the stream is open do not read it.
     own_room = await _own_room(queue.runtime, task_id, group_id)

@@ -155,20 +155,17 @@ def _digest_in(header: bytes) -> str | None:
     return digest(token.strip()) if scheme.lower() == "bearer" and token else None
 
 
-def _differs(caller: Identity, identity: Identity) -> bool:
-    """Return whether a token has other rights than when it identified a caller.
-
-    A caller without roles may be that of a stream token, which has none.
-    """
-    return caller.scopes is not None and caller != identity
-
-
 class FoundToken(NamedTuple):
     """A valid token: its identity, since when there is this token, and for how many `seconds` more."""
 
     identity: Identity
     created_at: datetime
     seconds: float = math.inf
+
+    @property
+    def caller(self) -> Identity:
+        """The identity of its bearer, which differs from that of an earlier token of the same name."""
+        return self.identity._replace(token_created_at=self.created_at)
 
 
 class TokenStore(Protocol):
@@ -223,8 +220,6 @@ class BearerTokens:
         # By digest, with the time until which it is valid.
         self._cached: dict[str, tuple[Identity, float]] = {}
         self._used: set[str] = set()
-        # The tokens of the users of the last `find_changed`: their identities, and since when they exist.
-        self._seen: dict[str, Any] = {}
         # Of the tokens of `provider` that were seen last: when they expire, in seconds since 1970.
         self._expiries: LRUCache[str, float] = LRUCache(_MAX_CACHED)
 
@@ -255,10 +250,12 @@ class BearerTokens:
             raise Unauthorized("The bearer token is unknown, has expired, or was revoked", headers=_CHALLENGE)
         if len(self._cached) >= _MAX_CACHED:
             self._cached.clear()
-        self._cached[hashed] = found.identity, time.monotonic() + min(self.cache_seconds, found.seconds)
-        if hashed not in self._expiries and len(self._used) < _MAX_CACHED:
+        is_stored = hashed not in self._expiries
+        caller = found.caller if is_stored else found.identity
+        self._cached[hashed] = caller, time.monotonic() + min(self.cache_seconds, found.seconds)
+        if is_stored and len(self._used) < _MAX_CACHED:
             self._used.add(hashed)
-        return found.identity
+        return caller
 
     async def _of_provider(self, provider: TokenProvider, token: str, hashed: str) -> FoundToken:
         identity, expires_at = await provider.identify(token)
@@ -272,17 +269,21 @@ class BearerTokens:
                 return _digest_in(value)
         return None
 
-    async def may_still_read(self, identity: Identity, at: datetime, room_id: str) -> bool:
-        """Return whether the token that this identity had at a time was not revoked, and may read a room."""
+    async def find_reader(self, identity: Identity, at: datetime, room_id: str) -> Identity | None:
+        """Return the caller that had this identity at a time, with the rights of its token now.
+
+        None if its token was revoked, or may not read a room.
+        """
         if identity == ADMIN and self._admin_digest is not None:
-            return True
+            return identity
         if self.provider is not None and self.provider.knows(identity):
-            return True  # the tokens of streams live for minutes, and nobody can revoke a JSON Web Token
+            return identity  # the tokens of streams live for minutes, and a JSON Web Token is not revoked
         found = await self._store.by_name(identity.id)
         # A newer token of the same name does not stand for the revoked one.
         if found is None or found.created_at > at or found.identity.is_superuser != identity.is_superuser:
-            return False
-        return found.identity.may(Scope.READ) and found.identity.is_in(room_id)
+            return None
+        may_read = found.identity.may(Scope.READ) and found.identity.is_in(room_id)
+        return found.caller if may_read else None
 
     async def find_revoked(self, digests: Collection[str]) -> set[str]:
         """Return the digests that belong to no token now. It reads the database, not the cache."""
@@ -298,23 +299,14 @@ class BearerTokens:
         return revoked
 
     async def find_changed(self, callers: Collection[Identity]) -> set[str]:
-        """Return the users of these callers whose token was revoked, replaced or changed, or has expired.
-
-        A change is noticed from the second call on that has a user: the caller of a stream token is known by
-        its name alone.
-        """
+        """Return the users of these callers whose token was revoked, replaced or changed, or has expired."""
         stored = [caller for caller in callers if self._is_stored(caller)]
         names = list({caller.id for caller in stored})
         found: dict[str, FoundToken] = {}
         for start in range(0, len(names), _VALUES_PER_QUERY):
             found |= await self._store.by_names(names[start : start + _VALUES_PER_QUERY])
-        tokens = {name: found.get(name) and found[name][:2] for name in names}
-        changed = {
-            name for name, token in tokens.items() if not token or self._seen.get(name, token) != token
-        }
-        changed |= {each.id for each in stored if (token := tokens[each.id]) and _differs(each, token[0])}
-        self._seen = {name: token for name, token in tokens.items() if token is not None}
-        return changed
+        current = {name: token.caller for name, token in found.items()}
+        return {caller.id for caller in stored if current.get(caller.id) != caller}
 
     def forget(self, user_id: str) -> None:
         """Look up the tokens of a user again."""

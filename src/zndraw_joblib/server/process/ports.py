@@ -3,7 +3,7 @@
 from bisect import bisect_left
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 from uuid import UUID
@@ -46,9 +46,10 @@ class Identity(NamedTuple):
     those in which the caller has these rights, and `jobs` patterns like ``lab:*`` of the full names of jobs
     that it may submit and serve; None for all. A superuser with `roles` or `rooms` has only these.
 
-    The other fields are for the server: `limited` derives `scopes`, `worker` is of the token of a worker,
-    `task` of the token of a task, which permits only the rows of `ForTask`, and `upload` of the token of a
-    request to an internal provider, which permits only to upload its result.
+    The other fields are for the server: `limited` derives `scopes`, `token_created_at` is of a token that is
+    stored, `worker` of the token of a worker, `task` of the token of a task, which permits only the rows of
+    `ForTask`, and `upload` of the token of a request to an internal provider, which permits only to upload
+    its result.
     """
 
     id: str
@@ -60,6 +61,7 @@ class Identity(NamedTuple):
     worker: WorkerGrant | None = None
     task: TaskKey | None = None
     upload: UploadKey | None = None
+    token_created_at: datetime | None = None
 
     def limited(self) -> "Identity":
         """Return the identity with the rights of its roles and rooms, in sets that can be compared.

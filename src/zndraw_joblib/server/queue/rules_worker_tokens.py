@@ -124,7 +124,8 @@ async def _end_of(tx: Transaction, issuer: Identity) -> datetime | None:
     if row is not None and (row.expires_at is None or row.expires_at > await tx.now()):
         lists = [None if text is None else from_json(text) for text in (row.roles, row.rooms, row.jobs)]
         # Its rights were checked with what this process knows, which may be some seconds old.
-        if Identity(issuer.id, row.is_superuser, *lists).limited() == issuer:
+        stored = Identity(issuer.id, row.is_superuser, *lists).limited()
+        if stored._replace(token_created_at=row.created_at) == issuer:
             expires_at: datetime | None = row.expires_at
             return expires_at
     raise Unauthorized(

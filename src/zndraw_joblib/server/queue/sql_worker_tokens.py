@@ -14,7 +14,7 @@ _STORED = (
 )
 _ADD = statement(f"INSERT INTO joblib_token {one_row(_STORED)}")
 # A revocation or a change waits for what the token issues.
-_RIGHTS = ("expires_at", "is_superuser", "roles", "rooms", "jobs")
+_RIGHTS = ("created_at", "expires_at", "is_superuser", "roles", "rooms", "jobs")
 _LOCK_ISSUER = statement(
     f"SELECT {', '.join(_RIGHTS)} FROM joblib_token WHERE name = :name\nFOR KEY SHARE", *_RIGHTS
 )
@@ -62,7 +62,7 @@ async def add(tx: Transaction, row: Mapping[str, Any]) -> None:
 
 
 async def lock_issuer(tx: Transaction, name: str) -> Any:
-    """Keep a token until the commit, and return its end and its rights; None if there is no such token."""
+    """Keep a token until the commit, and return its times and its rights; None if there is no such token."""
     return (await tx.execute(_LOCK_ISSUER, {"name": name})).first()
 
 

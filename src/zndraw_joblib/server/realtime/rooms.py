@@ -170,8 +170,10 @@ class SocketSupervisor:
             socketio_internals.guard_connections(sio, self._reason_to_refuse)
 
     def add(self, sid: str, owner: SocketOwner) -> None:
-        """Record the owner of a socket."""
-        self.owners[sid] = owner
+        """Record the owner of a socket. What it may read now does not replace what it has joined with."""
+        first = self.owners.setdefault(sid, owner)
+        if first.identity.id != owner.identity.id:
+            self.owners[sid] = owner
 
     def remove(self, sid: str) -> None:
         """Record that a socket is disconnected."""
