@@ -21,10 +21,13 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from waiting import until, wait_until
 
 from task_results.test_killed import expire_uploads, half_upload, held_task, total
+from task_results.test_uploads import MIB, Trickle
 from zndraw_joblib.server.db.tables import TaskResult
+from zndraw_joblib.server.host.mount import JobLib
 
 _PROGRAM = Path(__file__).parents[2] / ".venv-s3/bin/moto_server"
 _KEYS = {"AWS_ACCESS_KEY_ID": "joblib", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "eu-central-1"}
+UNAVAILABLE = "/v1/problems/service-unavailable"
 _CONTENT = os.urandom(1024) * 20_000
 
 
@@ -47,6 +50,10 @@ class Bucket:
     def keys(self) -> list[str]:
         """Return the names of all objects."""
         return re.findall("<Key>(.*?)</Key>", httpx.get(self._url, params={"list-type": 2}).text)
+
+    def unfinished(self) -> list[str]:
+        """Return the names of all uploads in parts that have begun and not ended."""
+        return re.findall("<Key>(.*?)</Key>", httpx.get(self._url, params={"uploads": ""}).text)
 
 
 def _accepts(port: int) -> bool:
@@ -154,6 +161,65 @@ async def until_reserved(engine: AsyncEngine) -> None:
     await until(is_reserved)
 
 
+class Large(Trickle):
+    """The body of an upload in parts, of which the first have arrived in the bucket when it stops."""
+
+    def __init__(self, bucket: Bucket) -> None:
+        super().__init__(20 * MIB)
+        self._bucket = bucket
+
+    async def until_in_parts(self) -> None:
+        """Wait until the store has begun to send parts."""
+        await self.arrived.wait()
+        await until(self._bucket.unfinished)
+
+
+@on_sqlite
+@pytest.mark.parametrize("backend", ["s3"])
+async def test_an_upload_in_parts_that_ends_early_is_answered_as_by_other_stores(
+    bucket: Bucket, client: httpx.AsyncClient, held: dict[str, Any], joblib: JobLib
+) -> None:
+    """The bucket is told to drop its parts, also when its client is gone."""
+    joblib.settings.max_task_result_bytes = 32 * MIB
+    body = Large(bucket)
+    earlier = asyncio.create_task(upload(client, held, body))
+    await body.until_in_parts()
+    assert (await upload(client, held, b"later")).status_code == 200
+    assert ((await earlier).status_code, (await earlier).json()["type"]) == (409, "/v1/problems/conflict")
+    assert (len(bucket.keys()), bucket.unfinished()) == (1, [])
+
+    body = Large(bucket)
+    leaving = asyncio.create_task(upload(client, held, body))
+    await body.until_in_parts()
+    leaving.cancel()
+    await asyncio.gather(leaving, return_exceptions=True)
+    await until(lambda: not bucket.unfinished())
+
+    joblib.settings.upload_timeout_seconds = 0.2
+    assert (await upload(client, held, Large(bucket))).status_code == 408
+    assert (len(bucket.keys()), bucket.unfinished()) == (1, [])
+
+
+@on_sqlite
+@pytest.mark.parametrize("backend", ["s3"])
+async def test_a_bucket_that_goes_away_during_an_upload_is_a_503(
+    bucket: Bucket, client: httpx.AsyncClient, held: dict[str, Any], joblib: JobLib
+) -> None:
+    """An upload that is too large is a 413 until then."""
+    joblib.settings.max_task_result_bytes = 16 * MIB
+    assert (await upload(client, held, aiter(Large(bucket)))).status_code == 413
+    assert (bucket.keys(), bucket.unfinished()) == ([], [])
+    joblib.settings.max_task_result_bytes = 32 * MIB
+    body = Large(bucket)
+    away = asyncio.create_task(upload(client, held, body))
+    await body.until_in_parts()
+    bucket.process.kill()
+    bucket.process.wait()
+    body.end.set()
+    assert ((await away).status_code, (await away).json()["type"]) == (503, UNAVAILABLE)
+    assert "bucket of the task results failed" in (await away).json()["detail"]
+
+
 @on_sqlite
 @pytest.mark.parametrize("backend", ["s3"])
 async def test_a_bucket_that_is_away_costs_no_task(
@@ -162,7 +228,7 @@ async def test_a_bucket_that_is_away_costs_no_task(
     """An upload is refused with the reason, and leaves nothing; a short result needs no bucket."""
     use_endpoint(monkeypatch, free_port())
     refused = await upload(client, held, bytes(2_000_000))
-    assert (refused.status_code, refused.json()["type"]) == (503, "/v1/problems/service-unavailable")
+    assert (refused.status_code, refused.json()["type"]) == (503, UNAVAILABLE)
     assert "bucket of the task results failed" in refused.json()["detail"]
     assert (await report(client, held, "completed", attempt=1, result=3)).json()["result"] == 3
     async with engine.connect() as connection:

@@ -3,12 +3,13 @@
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterable, AsyncIterator, Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
 from zndraw_joblib.jobs.failures import missing_extra
+from zndraw_joblib.jobs.logs import create_shared_task
 from zndraw_joblib.server.process.ports import PART_BYTES
 from zndraw_joblib.server.results.stores import rechunk, stream
 from zndraw_joblib.wire.problems import ServiceUnavailable
@@ -53,25 +54,53 @@ class S3Store:
 
     async def store_stream(self, key: str, chunks: AsyncIterator[bytes], ttl: int) -> None:
         """Store the chunks under a new key. `ttl` has no effect: objects stay until they are deleted."""
-        content = _Content(chunks)
-        first = await content.first()
+        parts = rechunk(chunks)
+        first = [part async for part in _until(parts, _UPLOAD_PART_BYTES)]
+        if sum(map(len, first)) >= _UPLOAD_PART_BYTES:
+            await self._store_in_parts(key, first, parts)
+            return
+        with _explained():
+            async with asyncio.timeout(_SHORT_SECONDS):
+                await obstore.put_async(self._bucket, _name(key), b"".join(first), use_multipart=False)
+
+    async def _store_in_parts(self, key: str, first: list[bytes], rest: AsyncIterator[bytes]) -> None:
+        """Store the content with several requests, and let S3 drop its parts if it ends early.
+
+        The request that sends the content reads it here, so its end is raised here. Obstore tells S3 to drop
+        the parts after an error of what it reads, not after it was cancelled.
+        """
+        handover = _Handover()
+        sending = create_shared_task(self._send(key, handover))
+        sending.add_done_callback(handover.stop)
         try:
+            for part in first:
+                await handover.send(part)
+            async for part in rest:
+                if sending.done():
+                    break
+                await handover.send(part)
+            handover.end()
             with _explained():
-                if content.is_short:
-                    async with asyncio.timeout(_SHORT_SECONDS):
-                        await obstore.put_async(self._bucket, _name(key), first, use_multipart=False)
-                    return
-                await obstore.put_async(
-                    self._bucket,
-                    _name(key),
-                    content.parts(),
-                    chunk_size=_UPLOAD_PART_BYTES,
-                    max_concurrency=_UPLOADS_AT_ONCE,
-                )
-        except Exception:
-            if content.error is not None:  # of the upload, not of the bucket
-                raise content.error from None
+                await asyncio.shield(sending)
+        except BaseException:
+            handover.end(_Dropped())
+            await asyncio.wait([create_shared_task(self._drop(key, sending))], timeout=_SHORT_SECONDS)
             raise
+
+    async def _send(self, key: str, parts: AsyncIterable[bytes]) -> None:
+        await obstore.put_async(
+            self._bucket,
+            _name(key),
+            aiter(parts),
+            chunk_size=_UPLOAD_PART_BYTES,
+            max_concurrency=_UPLOADS_AT_ONCE,
+        )
+
+    async def _drop(self, key: str, sending: "asyncio.Task[None]") -> None:
+        """Delete the object of an upload that ended early while its last request was under way."""
+        with suppress(_Dropped, BaseError, OSError):
+            await sending
+            await self.delete(key)
 
     async def open_stream(self, key: str, start: int = 0) -> tuple[int, AsyncIterator[bytes]] | None:
         """Return the size of a value and its parts from `start` on."""
@@ -104,37 +133,58 @@ class S3Store:
         """Do nothing: the connections are of the process."""
 
 
-class _Content:
-    """The chunks of an upload, and the error that ended them."""
+class _Dropped(Exception):
+    """The content of an upload ended early."""
 
-    def __init__(self, chunks: AsyncIterator[bytes]) -> None:
-        self._parts = rechunk(chunks)
-        self._first: list[bytes] = []
-        self.is_short = False
-        self.error: BaseException | None = None
 
-    async def first(self) -> bytes:
-        """Return the content, if it fits into one request."""
-        size = 0
-        async for part in self._parts:
-            self._first.append(part)
-            size += len(part)
-            if size >= _UPLOAD_PART_BYTES:
-                return b""
-        self.is_short = True
-        return b"".join(self._first)
+class _Handover:
+    """The parts of one upload, passed one at a time from the request that sends them to the bucket."""
 
-    async def parts(self) -> AsyncIterator[bytes]:
-        """Yield the whole content."""
-        try:
-            for part in self._first:
-                yield part
-            self._first = []
-            async for part in self._parts:
-                yield part
-        except BaseException as error:
-            self.error = error
-            raise
+    def __init__(self) -> None:
+        self._part: bytes | None = None
+        self._error: Exception | None = None
+        self._has_ended = False
+        self._is_filled, self._is_free = asyncio.Event(), asyncio.Event()
+        self._is_free.set()
+
+    async def send(self, part: bytes) -> None:
+        """Pass a part, after the former one was taken; do nothing after `stop`."""
+        await self._is_free.wait()
+        if not self._has_ended:
+            self._is_free.clear()
+            self._part = part
+            self._is_filled.set()
+
+    def end(self, error: Exception | None = None) -> None:
+        """Let the reader end after the last part; with an error, let it raise that at once."""
+        self._has_ended, self._error = True, error
+        self._is_filled.set()
+
+    def stop(self, _: "asyncio.Task[None]") -> None:
+        """End both sides: the reader takes no more parts."""
+        self.end()
+        self._is_free.set()
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        while True:
+            await self._is_filled.wait()
+            if self._error is not None:
+                raise self._error
+            part, self._part = self._part, None
+            if part is None:
+                return
+            if not self._has_ended:
+                self._is_filled.clear()
+            self._is_free.set()
+            yield part
+
+
+async def _until(parts: AsyncIterator[bytes], least: int) -> AsyncIterator[bytes]:
+    """Yield parts until they have at least so many bytes; the others stay."""
+    size = 0
+    while size < least and (part := await anext(parts, None)) is not None:
+        size += len(part)
+        yield part
 
 
 def _name(key: str) -> str:
