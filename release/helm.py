@@ -15,6 +15,8 @@ _REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"sever": {"replicas": 2}}, "sever"),
     ({"server": {"existingSecret": "a", "replicas": 0}}, "replicas"),
     ({"server": {"existingSecret": "a"}, "workers": {"gpu": {}}}, "args"),
+    # Its Deployment and Secret would be those of the servers.
+    ({"server": {"existingSecret": "a"}, "workers": {"server": {"args": ["jobs"]}}}, "'server'"),
     ({"server": {"existingSecret": "a"}, "ingress": {"enabled": True}}, "ingress.host"),
 ]
 # The severity of a warning; the remark that a chart may have an icon is less.

@@ -183,6 +183,27 @@ def test_no_secret_has_a_value() -> None:
     assert not any(value for one in SECRETS.values() for value in one.values())
 
 
+def test_the_migration_runs_with_the_settings_of_the_servers() -> None:
+    """Those that are no secrets too; without them it may look for another database."""
+    of_proxies = {"FORWARDED_ALLOW_IPS", "ZNDRAW_JOBLIB_SOCKETIO_TRANSPORTS"}
+    server, migration = container("joblib-server"), container("joblib-migrate")
+    settings = [one for one in server["env"] if one["name"] not in of_proxies]
+    assert migration.get("env", []) == settings
+    assert bool(settings) == ("KUBERNETES_MANIFESTS" in os.environ)
+    assert migration["envFrom"] == server["envFrom"]
+
+
+def test_a_secret_changes_before_the_servers_that_read_it() -> None:
+    """A hook of Helm does nothing in an event that it does not name, such as a rollback."""
+    hooks = {
+        one["metadata"]["name"]: one["metadata"]["annotations"]["helm.sh/hook"]
+        for one in ALL
+        if one["kind"] == "Secret" and "annotations" in one["metadata"]
+    }
+    events = "pre-install,pre-upgrade,pre-rollback"
+    assert hooks == ({"joblib-server": events} if "KUBERNETES_MANIFESTS" in os.environ else {})
+
+
 def test_a_worker_with_a_gpu_runs_one_task_at_a_time() -> None:
     """It claims none ahead, so that another GPU takes the next task."""
     one = container("joblib-gpu-worker")
