@@ -78,9 +78,11 @@ async def test_a_claim_gets_one_costly_task_or_several_others(replica: Replica) 
 
 
 def forget(*replicas: Replica) -> None:
-    """Let servers read again which workers keep their slots free."""
+    """Let servers read again which workers keep their slots free, and for which tasks."""
     for replica in replicas:
-        replica.runtime._plain_claims.sets.reservations._workers.clear()
+        reservations = replica.runtime._plain_claims.sets.reservations
+        reservations._workers.clear()
+        reservations._first.clear()
 
 
 async def test_a_costly_task_is_not_passed_over_for_ever(
@@ -178,6 +180,58 @@ async def test_a_task_of_a_full_room_keeps_no_slots_free(replica: Replica) -> No
     await replica.report(held.id, TaskStatus.COMPLETED)
     forget(replica)
     assert await replica.claim(job.worker_id) is None
+
+
+@pytest.mark.parametrize("order", ["fifo", "fair"])
+@pytest.mark.parametrize("what", ["limit", "pause"])
+async def test_kept_slots_get_no_task_behind_the_costly_one(replica: Replica, what: str, order: str) -> None:
+    """Also where a limit or a pause holds back the first tasks of another queue, whose others come later."""
+    replica.runtime.settings.claim_order = order
+    limits = [{"key": "/k", "max_in_flight": 1}] if what == "limit" else []
+    job = await worker(replica, 5, "Flip", limits=limits)
+    large = await replica.register(worker=job.worker_id, cost=4)
+    held = [await replica.submit(job, {"k": key}) for key in (1, 2)]
+    for task in held:
+        assert (await replica.claim_task(job.worker_id)).id == task.id
+    await replica.submit(job, {"k": 1}, room="lab" if what == "limit" else "annex")
+    if what == "pause":
+        await replica.pause_room("annex")
+    before, costly = await replica.submit(job, {"k": 3}), await replica.submit(large)
+    later = [await replica.submit(job, {"k": key}, room=room) for key, room in ((4, "lab"), (5, "attic"))]
+    assert (await replica.claim_task(job.worker_id)).id == before.id
+    for of in (held[1], before):
+        response = await replica.claim_response(job.worker_id, max=3)
+        assert (response.tasks, response.reason) == ([], EmptyReason.NO_SLOTS)
+        await end(replica, of)
+    assert (await replica.claim_task(job.worker_id)).id == costly.id
+    got = (await replica.claim_response(job.worker_id, max=3)).tasks
+    assert {task.id for task in got} == {task.id for task in later}
+
+
+@pytest.mark.parametrize("what", ["pause", "full", "limit"])
+async def test_slots_are_kept_for_the_first_task_that_may_be_claimed(replica: Replica, what: str) -> None:
+    """Others before it in its queue wait for their room, or for a limit of their key."""
+    limits = [{"key": "/k", "max_in_flight": 1}] if what == "limit" else []
+    job = await worker(replica, 3, "Flip")
+    large = await replica.register(worker=job.worker_id, cost=3, limits=limits)
+    other = await worker(replica, 3, cost=3, limits=limits)
+    held_back = [await replica.submit(large, {"k": 1}, room="annex") for _ in range(2)]
+    assert (await replica.claim_task(other.worker_id)).id == held_back[0].id
+    if what == "pause":
+        await replica.pause_room("annex")
+    replica.runtime.settings.room_max_in_flight = 1 if what == "full" else None
+    running = await replica.submit(job, room="attic")
+    assert (await replica.claim_task(job.worker_id)).id == running.id
+    before = await replica.submit(job, room="lab")
+    costly = await replica.submit(large, {"k": 2}, room="cellar")
+    later = await replica.submit(job, room="loft")
+    assert (await replica.claim_task(job.worker_id)).id == before.id
+    for of in (before, running):
+        assert await replica.claim(job.worker_id) is None
+        await end(replica, of)
+    assert (await replica.claim_task(job.worker_id)).id == costly.id
+    await end(replica, costly)
+    assert (await replica.claim_task(job.worker_id)).id == later.id
 
 
 async def test_a_waiting_claim_is_woken_when_slots_become_free(pair: list[Replica]) -> None:

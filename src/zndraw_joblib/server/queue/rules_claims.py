@@ -56,6 +56,8 @@ MAX_CLAIMED = 2000
 # A claim reads a few more queues than it needs: the first ones may be paused, or others hold their tasks.
 _SPARE_QUEUES = sql_claims.FIRST_QUEUES - 1
 _ALL_QUEUES = 2**31 - 1
+# After the positions of all tasks.
+_LAST: Place = (2**31, 0)
 # How many times more is read if that was too little.
 _GROWTH = 8
 # How many sets without some rooms or queues are known of a set of jobs.
@@ -317,10 +319,10 @@ class _OpenQueues:
         self._workers = workers
         self._reservations = reservations
         # Of workers with queues whose tasks take several slots: their free slots, the queues whose tasks take
-        # more, and which workers keep their free slots for one of these.
+        # more, and the position of the task for which a worker keeps its free slots.
         self._free_slots: dict[UUID, int] = {}
-        self.passed: dict[UUID, set[UUID]] = {}
-        self.reserved: set[UUID] = set()
+        self._passed: dict[OpenTo, set[UUID]] = {}
+        self.kept_for: dict[OpenTo, Place] = {}
         # The jobs that are locked, once one of them has a limit, and how many more of its tasks may be held.
         self._locked: set[UUID] = set()
         self._free: dict[UUID, int] = {}
@@ -344,7 +346,8 @@ class _OpenQueues:
             demand = {job_id: number for job_id, number in demand.items() if number}
             if any(head.cost for head in heads):
                 demand = await self._fitting(item, heads, demand)
-                if item.worker_id in self.reserved:
+                # Queues that were not read have later tasks than the one for which slots are kept.
+                if (until := self.kept_for.get(item.queues)) is not None and until <= heads[-1].place:
                     return demand
             if is_all or len(demand) >= count:
                 return demand
@@ -356,7 +359,7 @@ class _OpenQueues:
     ) -> dict[UUID, int]:
         """Return the demand without queues whose tasks take more slots than are free.
 
-        If the worker keeps its free slots for the first task of one, it gets none that comes later.
+        If the worker keeps its free slots for a task of one, it gets none that comes later.
         """
         worker_id, fitting = item.worker_id, {}
         if worker_id not in self._free_slots:
@@ -366,17 +369,21 @@ class _OpenQueues:
             self._free_slots[worker_id] = await rules_slots.free(
                 self._tx, worker_id, slots, has_batches=has_batches
             )
-        passed = self.passed[worker_id] = set[UUID]()
-        self.reserved.discard(worker_id)
+        passed, until = set[UUID](), _LAST
         for head in heads:
+            if head.place >= until:
+                break
             if head.cost is None or head.cost <= self._free_slots[worker_id]:
                 if head.job_id in demand:
                     fitting[head.job_id] = demand[head.job_id]
             elif item.is_open_to_worker(head):
                 passed.add(head.job_id)
-                if await self._reservations.has(self._tx, head, worker_id, item.order.room_cap):
-                    self.reserved.add(worker_id)
-                    break
+                about = self._tx, head, worker_id, item.order.room_cap
+                until = min(until, await self._reservations.kept_for(*about) or _LAST)
+        self._passed[item.queues] = passed
+        self.kept_for.pop(item.queues, None)
+        if until < _LAST:
+            self.kept_for[item.queues] = until
         return fitting
 
     def share_slots(self, slots: Sequence[_WorkerSlot]) -> None:
@@ -405,7 +412,7 @@ class _OpenQueues:
                 key = slot.claim.queues
                 if key not in shared:
                     shared[key] = await self.demand(slot.claim, count)
-                slot.demand = shared[key]
+                slot.demand, slot.until = shared[key], self.kept_for.get(key)
             job_ids = {job_id for demand in shared.values() for job_id in demand}
             limited = {
                 head.job_id: head
@@ -499,16 +506,14 @@ class _OpenQueues:
         )
         return await sql_pauses.active(self._tx) if may_be_paused else NO_PAUSES
 
-    async def names_of_passed(self, worker_ids: Iterable[UUID]) -> dict[UUID, frozenset[JobName]]:
-        """Return the names of the queues whose tasks take more slots than are free, of these workers."""
-        ids_of = {worker_id: ids for worker_id in worker_ids if (ids := self.passed.get(worker_id))}
+    async def names_of_passed(self, slots: Iterable[_WorkerSlot]) -> dict[OpenTo, frozenset[JobName]]:
+        """Return the names of the queues whose tasks take more slots than are free, of these claims."""
+        keys = {slot.claim.queues for slot in slots}
+        ids_of = {key: ids for key in keys if (ids := self._passed.get(key))}
         if not ids_of:
             return {}
         names = await sql_jobs.queue_names(self._tx, set().union(*ids_of.values()))
-        return {
-            worker_id: frozenset(split_name(names[job_id]) for job_id in ids)
-            for worker_id, ids in ids_of.items()
-        }
+        return {key: frozenset(split_name(names[job_id]) for job_id in ids) for key, ids in ids_of.items()}
 
     def has_paused(self, worker_id: UUID) -> bool:
         """Return whether a job of a worker is paused and has pending tasks."""
@@ -544,8 +549,7 @@ async def claim(
     _share([slot for slot in valid if slot.demand])
     tasks |= (new := await _claim_new(tx, [slot for slot in valid if slot.demand], queues, pauses))
     await _record_claims(tx, new.values(), are_counted=are_counted)
-    empty = list(dict.fromkeys(slot.claim.worker_id for slot in valid if tasks.keys().isdisjoint(slot.seqs)))
-    jobs, passed = await _jobs_of_empty(tx, empty, sets, queues)
+    jobs, passed = await _jobs_of_empty(tx, valid, tasks, sets, queues)
     claimed_of = Counter(task.job_id for task in new.values())
     claimed_by = {task.worker_id for task in new.values()}
     for slot in valid:
@@ -558,11 +562,17 @@ async def claim(
 
 
 async def _jobs_of_empty(
-    tx: Transaction, worker_ids: Sequence[UUID], sets: JobSets, queues: _OpenQueues
-) -> tuple[dict[UUID, JobSet], dict[UUID, frozenset[JobName]]]:
+    tx: Transaction,
+    slots: Iterable[_WorkerSlot],
+    tasks: Mapping[int, TaskRecord],
+    sets: JobSets,
+    queues: _OpenQueues,
+) -> tuple[dict[UUID, JobSet], dict[OpenTo, frozenset[JobName]]]:
     """Return the jobs of workers that got no task, and their queues that need more slots than are free."""
+    empty = [slot for slot in slots if tasks.keys().isdisjoint(slot.seqs)]
+    worker_ids = list(dict.fromkeys(slot.claim.worker_id for slot in empty))
     jobs = await sets.read(tx, worker_ids) if worker_ids else {}
-    return jobs, await queues.names_of_passed(worker_ids)
+    return jobs, await queues.names_of_passed(empty)
 
 
 def _pause(slots: Iterable[_WorkerSlot]) -> None:
@@ -596,6 +606,7 @@ async def _slots(
         else:
             demand = await queues.demand(item, needed)
         slot = _WorkerSlot(claim=item, demand=demand, task_limit=item.task_limit, refusal=refusal)
+        slot.until = queues.kept_for.get(item.queues)
         if item.claim_id is not None:
             slot = by_claim.setdefault((item.worker_id, item.claim_id), slot)
         slots.append(slot)
@@ -715,13 +726,14 @@ def _check_full(
 ) -> None:
     """Raise `NotFull` if a claim is to wait for more tasks. The transaction is rolled back.
 
-    It does not wait if a limit of the job, or the size of the payloads, allows no further task.
+    It does not wait if a limit of the job, the size of the payloads, or kept slots allow no further task.
     """
     for slot in slots:
         if not slot.claim.fill_for:
             continue
         tasks = [locked[seq] for seq in slot.seqs if seq in locked]
-        if not tasks or slot.is_cut or len(tasks) >= slot.task_limit or queues.are_used_up(slot, len(tasks)):
+        is_final = slot.is_cut or slot.until is not None or queues.are_used_up(slot, len(tasks))
+        if not tasks or is_final or len(tasks) >= slot.task_limit:
             continue
         age = now - min(task.queued_at or task.created_at for task in tasks)
         if age < slot.claim.fill_for:
@@ -782,11 +794,7 @@ async def _choose_within_limits(
         )
         places = {seq: task.place for seq, task in locked.items()}
         # Queues that were not read may have tasks that come first.
-        if not any(
-            (end := queues.end(slot)) is not None
-            and (len(slot.seqs) < slot.task_limit or any(places.get(seq, end) > end for seq in slot.seqs))
-            for slot in open_slots
-        ):
+        if not any(_may_be_late(slot, places, queues.end(slot)) for slot in open_slots):
             return locked
         await queues.read_more(slots)
         await queues.set_demand(slots, sum(slot.task_limit for slot in slots))
@@ -846,17 +854,17 @@ async def _assign(
         }
         if _assign_oldest(slots, free, ends, queues.shared):
             places_of = {place[1]: place for places in free.values() for place in places}
-            for slot in slots:
-                end = queues.end(slot)
-                if end is not None and slot.demand and _may_be_late(slot, places_of, end):
-                    return None
+            if any(slot.demand and _may_be_late(slot, places_of, queues.end(slot)) for slot in slots):
+                return None
             return [place for places in free.values() for place in places]
         per_job *= _GROWTH
 
 
-def _may_be_late(slot: _WorkerSlot, places: Mapping[int, Place], end: Place) -> bool:
+def _may_be_late(slot: _WorkerSlot, places: Mapping[int, Place], end: Place | None) -> bool:
     """Return whether tasks after `end`, which were not read, may come before those of a slot."""
-    return len(slot.seqs) < slot.task_limit or any(places[seq] > end for seq in slot.seqs)
+    if end is None or (slot.until is not None and slot.until <= end):
+        return False
+    return len(slot.seqs) < slot.task_limit or any(places.get(seq, end) > end for seq in slot.seqs)
 
 
 def _assign_oldest(
@@ -876,10 +884,11 @@ def _assign_oldest(
     is_enough = True
     for slot in slots:
         if id(slot.demand) not in merged:
-            end = min((ends[job_id] for job_id in slot.demand if job_id in ends), default=None)
+            until = slot.until or _LAST
+            end = min((ends[job_id] for job_id in slot.demand if job_id in ends), default=_LAST)
             own = sorted(place for job_id in slot.demand for place in places[job_id])
-            seqs = deque(place[1] for place in own if end is None or place <= end)
-            merged[id(slot.demand)] = seqs, end is None
+            seqs = deque(place[1] for place in own if place <= end and place < until)
+            merged[id(slot.demand)] = seqs, end >= until
         seqs, is_all = merged[id(slot.demand)]
         slot.seqs = []
         while seqs and len(slot.seqs) < slot.task_limit:
@@ -907,7 +916,7 @@ def _result(
     claimed_of: Counter[UUID],
     jobs: Mapping[UUID, JobSet],
     queues: _OpenQueues,
-    passed: Mapping[UUID, frozenset[JobName]],
+    passed: Mapping[OpenTo, frozenset[JobName]],
 ) -> ClaimResult | ProblemException:
     records = [tasks[seq] for seq in slot.seqs if seq in tasks]
     if records:
@@ -925,13 +934,13 @@ def _result(
         for job_id, pending in slot.demand.items()
     )
     reason = slot.refusal or (EmptyReason.PAUSED if queues.has_paused(worker_id) else EmptyReason.EMPTY)
-    names = passed.get(worker_id, frozenset())
+    names = passed.get(slot.claim.queues, frozenset())
     if names and reason not in {EmptyReason.DRAINING, EmptyReason.MAX_TASKS}:
         reason = EmptyReason.NO_SLOTS
     is_contended = is_left or slot.may_claim_again
     empty = slot.claim.empty(jobs[worker_id], reason, is_contended=is_contended, passed=names)
     if isinstance(empty, ClaimResult):
-        empty.is_reserved = worker_id in queues.reserved
+        empty.is_reserved = slot.claim.queues in queues.kept_for
     return empty
 
 

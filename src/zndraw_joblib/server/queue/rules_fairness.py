@@ -54,6 +54,7 @@ class ClaimOrder(NamedTuple):
 class ClaimSlot:
     """Capacity for `task_limit` tasks. `demand`: how many of each job may be claimed now; `seqs`: the choice.
 
+    `until`: the position of the task for which its worker keeps slots free; it gets none that comes later.
     `is_cut`: payloads took all bytes of this transaction, so some of the choice is left out. `is_left_out`:
     all of it is, for the payloads of other slots.
     """
@@ -64,6 +65,7 @@ class ClaimSlot:
     refusal: EmptyReason | None = None
     is_cut: bool = False
     is_left_out: bool = False
+    until: Place | None = None
 
 
 class _Candidate(NamedTuple):
@@ -75,12 +77,24 @@ class _Candidate(NamedTuple):
     turn: RoundPosition | None = None
     queue: LimitHead | None = None
 
+    @property
+    def place(self) -> Place:
+        """Return the position of the task in its queue."""
+        place: Place = self.key if self.turn is None else self.key[1]
+        return place
+
 
 class _JobCandidates(NamedTuple):
     """The next tasks of a job. `is_all`: no other room has a task of the job that may be claimed now."""
 
     candidates: deque[_Candidate]
     is_all: bool
+
+    def is_all_before(self, until: Place | None) -> bool:
+        """Return whether no other task may be claimed that comes before a position."""
+        return self.is_all or (
+            until is not None and any(candidate.place >= until for candidate in self.candidates)
+        )
 
 
 class VersionSlots:
@@ -279,9 +293,8 @@ def _fill(  # noqa: PLR0913 - what limits a claim
         slot.seqs = []
         open_jobs = [job_id for job_id in slot.demand if demand[job_id] and shared.has_free(job_id)]
         while len(slot.seqs) < slot.task_limit:
-            choice = _choose(
-                {job_id: by_job[job_id].candidates for job_id in open_jobs if demand[job_id]}, free, limiter
-            )
+            open_queues = {job_id: by_job[job_id].candidates for job_id in open_jobs if demand[job_id]}
+            choice = _choose(open_queues, free, limiter, slot.until)
             if choice is None:
                 break
             job_id, candidate = choice
@@ -292,10 +305,11 @@ def _fill(  # noqa: PLR0913 - what limits a claim
                 open_jobs = list(filter(shared.has_free, open_jobs))
             if candidate.turn is not None:
                 turns.setdefault(job_id, []).append((candidate.seq, candidate.turn))
-        if slot.seqs or not open_jobs or (order.open_rooms == OpenRooms() and limiter is None):
+        is_unlimited = order.open_rooms == OpenRooms() and limiter is None and slot.until is None
+        if slot.seqs or not open_jobs or is_unlimited:
             continue
         if all(
-            by_job[job_id].is_all or (limiter is not None and limiter.is_closed(job_id))
+            by_job[job_id].is_all_before(slot.until) or (limiter is not None and limiter.is_closed(job_id))
             for job_id in open_jobs
         ):
             is_limited = free is not None or (limiter is not None and any(map(limiter.has, open_jobs)))
@@ -304,25 +318,44 @@ def _fill(  # noqa: PLR0913 - what limits a claim
 
 
 def _choose(
-    queues: Mapping[UUID, deque[_Candidate]], free: Counter[str] | None, limiter: Limiter | None
+    queues: Mapping[UUID, deque[_Candidate]],
+    free: Counter[str] | None,
+    limiter: Limiter | None,
+    until: Place | None,
 ) -> tuple[UUID, _Candidate] | None:
-    """Remove and return the first candidate, of all queues, with a free slot in its room and its limits."""
+    """Remove and return the first candidate, of all queues, with a free slot in its room and its limits.
+
+    With `until` it comes before this position.
+    """
     first: UUID | None = None
+    first_index = 0
     for job_id, queue in queues.items():
         while queue and not _is_allowed(queue[0], free, limiter):
             queue.popleft()
             if limiter is not None and limiter.is_closed(job_id):
                 queue.clear()
-        if queue and (first is None or queue[0].key < queues[first][0].key):
-            first = job_id
+        index = 0 if until is None else _index_before(queue, until, free, limiter)
+        if index < len(queue) and (first is None or queue[index].key < queues[first][first_index].key):
+            first, first_index = job_id, index
     if first is None:
         return None
-    candidate = queues[first].popleft()
+    candidate = queues[first][first_index]
+    del queues[first][first_index]
     if free is not None:
         free[candidate.room_id] -= 1
     if limiter is not None and candidate.queue is not None:
         limiter.take(candidate.queue)
     return first, candidate
+
+
+def _index_before(
+    queue: deque[_Candidate], until: Place, free: Counter[str] | None, limiter: Limiter | None
+) -> int:
+    """Return the index of the first candidate before a position; the length of the queue for none."""
+    for index, candidate in enumerate(queue):
+        if candidate.place < until and _is_allowed(candidate, free, limiter):
+            return index
+    return len(queue)
 
 
 def _is_allowed(candidate: _Candidate, free: Counter[str] | None, limiter: Limiter | None) -> bool:

@@ -645,20 +645,10 @@ async def allowed(tx: Transaction, stored: str, pending: Mapping[UUID, int]) -> 
 
     Nothing is locked: it is a figure, not a claim. Of a job with more than 1,000 queues of keys, it is all.
     """
-    own = _limits_of(stored)
-    names = {limit.name for limit in own.limits if limit.name is not None}
-    rules = rules_of(own.of, own.limits, await sql_limits.specs(tx, names) if names else {})
-    rules = [rule for rule in rules if not rule.values.is_empty]
-    heads = await sql_limits.first_queues(tx, list(pending), _MAX_KEYS + 1)
-    if not rules or len(heads) > _MAX_KEYS:
+    buckets = await _buckets(tx, stored, list(pending))
+    if buckets is None:
         return dict(pending)
-    ids_of: dict[LimitHead, list[UUID]] = {}
-    rule_of: dict[UUID, Rule] = {}
-    for head in heads:
-        key = "" if head.limit_key == WITHOUT_KEY else head.limit_key
-        ids_of[head] = [rule.bucket_id(head.room_id, key) for rule in rules]
-        rule_of.update(zip(ids_of[head], rules, strict=True))
-    free = await _free(tx, rule_of)
+    ids_of, free = buckets
     numbers = dict.fromkeys(pending, 0)
     for head, ids in ids_of.items():
         number = min(pending[head.job_id] - numbers[head.job_id], *(free[bucket_id] for bucket_id in ids))
@@ -666,6 +656,38 @@ async def allowed(tx: Transaction, stored: str, pending: Mapping[UUID, int]) -> 
         for bucket_id in ids:
             free[bucket_id] -= number
     return numbers
+
+
+async def allowed_queues(tx: Transaction, stored: str, job_id: UUID) -> list[LimitHead] | None:
+    """Return the queues of keys of a job of which its limits allow a task now.
+
+    None if they limit nothing, or if it has more than 1,000 of these queues.
+    """
+    buckets = await _buckets(tx, stored, [job_id])
+    if buckets is None:
+        return None
+    ids_of, free = buckets
+    return [head for head, ids in ids_of.items() if all(free[bucket_id] for bucket_id in ids)]
+
+
+async def _buckets(
+    tx: Transaction, stored: str, job_ids: Sequence[UUID]
+) -> tuple[dict[LimitHead, list[UUID]], dict[UUID, int]] | None:
+    """Return the buckets of each queue of keys of a job, and how many tasks each of them allows now."""
+    own = _limits_of(stored)
+    names = {limit.name for limit in own.limits if limit.name is not None}
+    rules = rules_of(own.of, own.limits, await sql_limits.specs(tx, names) if names else {})
+    rules = [rule for rule in rules if not rule.values.is_empty]
+    heads = await sql_limits.first_queues(tx, job_ids, _MAX_KEYS + 1)
+    if not rules or len(heads) > _MAX_KEYS:
+        return None
+    ids_of: dict[LimitHead, list[UUID]] = {}
+    rule_of: dict[UUID, Rule] = {}
+    for head in heads:
+        key = "" if head.limit_key == WITHOUT_KEY else head.limit_key
+        ids_of[head] = [rule.bucket_id(head.room_id, key) for rule in rules]
+        rule_of.update(zip(ids_of[head], rules, strict=True))
+    return ids_of, await _free(tx, rule_of)
 
 
 async def _free(tx: Transaction, rule_of: Mapping[UUID, Rule]) -> dict[UUID, int]:

@@ -14,12 +14,18 @@ from zndraw_joblib.server.queue import (
     rules_fairness,
     rules_limits,
     sql_jobs,
+    sql_limits,
     sql_pauses,
+    sql_room_queues,
     sql_slots,
     sql_tasks,
 )
 from zndraw_joblib.server.queue.sql_claims import QueueHead
 from zndraw_joblib.server.queue.sql_jobs import policy_of
+from zndraw_joblib.server.queue.sql_pauses import NO_PAUSES, Pauses
+from zndraw_joblib.server.queue.sql_room_queues import OpenRooms
+from zndraw_joblib.server.queue.sql_slots import SlotsOf
+from zndraw_joblib.server.queue.sql_task_rows import Place
 
 # For each such time that the first task of a queue does not fit, one more worker keeps its free slots for it.
 _ONE_MORE_AFTER = timedelta(minutes=1)
@@ -27,6 +33,8 @@ _ONE_MORE_AFTER = timedelta(minutes=1)
 _CACHED_QUEUES, _CACHED_SECONDS = 10_000, 1.0
 # Of so many workers of a queue. All servers read the same ones.
 _MAX_WORKERS = 1000
+# So many rooms are read for the first task of one that is open; a later number, if their rows are outdated.
+_ROOMS = (8, 64, 512)
 
 
 async def free(tx: Transaction, worker_id: UUID, slots: int | None, *, has_batches: bool) -> int:
@@ -45,55 +53,102 @@ async def free(tx: Transaction, worker_id: UUID, slots: int | None, *, has_batch
 class Reservations:
     """The workers that keep their free slots for the first task of a queue which takes more of them.
 
-    It is one worker at first, the one with most free slots, and one more for each minute since this server
-    has found that the task does not fit: it may have waited for hours behind others. Others get later tasks
-    meanwhile. As these workers get none, their free slots only grow.
+    It is the first one that pauses and limits allow. One worker does so at first, the one with most free
+    slots, and one more for each minute since this server has found that the task does not fit: it may have
+    waited for hours behind others. Others get later tasks meanwhile. As these workers get none, their free
+    slots only grow.
     """
 
     def __init__(self) -> None:
         # By queue, the first task that may be claimed and does not fit, and when this was found.
-        self._since: LRUCache[UUID, tuple[int, datetime]] = LRUCache(_CACHED_QUEUES)
-        # By queue, also for the tasks that become the first ones meanwhile.
-        self._workers: TTLCache[UUID, frozenset[UUID]] = TTLCache(_CACHED_QUEUES, _CACHED_SECONDS)
+        self._since: LRUCache[UUID, tuple[Place, datetime]] = LRUCache(_CACHED_QUEUES)
+        # Of queues whose first task may be held back, the first one that is not; it may be none.
+        self._first: TTLCache[UUID, list[Place]] = TTLCache(_CACHED_QUEUES, _CACHED_SECONDS)
+        # By queue, also for the tasks that become the first ones meanwhile; those with most free slots first.
+        self._workers: TTLCache[UUID, list[UUID]] = TTLCache(_CACHED_QUEUES, _CACHED_SECONDS)
 
-    async def has(self, tx: Transaction, head: QueueHead, worker_id: UUID, room_cap: int | None) -> bool:
-        """Return whether a worker keeps its free slots for the first task of a queue.
+    async def kept_for(
+        self, tx: Transaction, head: QueueHead, worker_id: UUID, room_cap: int | None
+    ) -> Place | None:
+        """Return the position of the task of a queue for which a worker keeps slots; None if it keeps none.
 
         `room_cap` limits how many tasks of a room may be held.
         """
+        first = await self._first_allowed(tx, head, room_cap)
+        if first is None:
+            self._since.pop(head.job_id, None)
+            return None
+        now = await tx.now()
+        place, since = self._since.get(head.job_id, (first, now))
+        if place != first:
+            since = now
+        self._since[head.job_id] = first, since
         workers = self._workers.get(head.job_id)
         if workers is None:
-            workers = self._workers[head.job_id] = await self._read(tx, head, room_cap)
-        return worker_id in workers
-
-    async def _read(self, tx: Transaction, head: QueueHead, room_cap: int | None) -> frozenset[UUID]:
-        room_id = await sql_slots.room_of_first(tx, head.job_id)
-        if room_id is None or not await _may_be_claimed(tx, head, room_id, room_cap):
-            self._since.pop(head.job_id, None)
-            return frozenset()
-        now = await tx.now()
-        seq, since = self._since.get(head.job_id, (head.seq, now))
-        if seq != head.seq:
-            since = now
-        self._since[head.job_id] = head.seq, since
-        cost = head.cost or 1
-        rows = await sql_slots.of_workers(tx, head.job_id, _MAX_WORKERS)
-        workers = [row for row in rows if row.free < cost <= row.slots]
+            workers = self._workers[head.job_id] = await _most_free(tx, head)
         number = 1 + max(0, (now - since) // _ONE_MORE_AFTER)
-        return frozenset(row.worker_id for row in sql_slots.most_free(workers)[:number])
+        return first if worker_id in workers[:number] else None
+
+    async def _first_allowed(self, tx: Transaction, head: QueueHead, room_cap: int | None) -> Place | None:
+        if room_cap is None and not head.has_pauses and not head.is_limited:
+            return head.place
+        places = self._first.get(head.job_id)
+        if places is None:
+            first = await _first_allowed(tx, head, room_cap)
+            places = self._first[head.job_id] = [] if first is None else [first]
+        # Those before may have been claimed since.
+        return max(places[0], head.place) if places else None
 
 
-async def _may_be_claimed(tx: Transaction, head: QueueHead, room_id: str, room_cap: int | None) -> bool:
-    """Return whether pauses and limits allow the first task of a queue; keyed limits, any of its tasks."""
-    if head.has_pauses and (await sql_pauses.active(tx)).has(room_id):
-        return False
-    if room_cap is not None and (await sql_tasks.held_in_rooms(tx, [room_id]))[room_id] >= room_cap:
-        return False
+async def _most_free(tx: Transaction, head: QueueHead) -> list[UUID]:
+    """Return the workers of a queue that have too few free slots for its tasks, those with most first."""
+    cost = head.cost or 1
+    rows: list[SlotsOf] = await sql_slots.of_workers(tx, head.job_id, _MAX_WORKERS)
+    return [
+        row.worker_id for row in sql_slots.most_free([row for row in rows if row.free < cost <= row.slots])
+    ]
+
+
+async def _first_allowed(tx: Transaction, head: QueueHead, room_cap: int | None) -> Place | None:
+    """Return the position of the first task of a queue that pauses and limits allow; None for none."""
     if head.max_in_flight is not None:
         versions = await sql_jobs.versions_of(tx, [head.job_id]) if head.has_versions else {}
         limits = {head.job_id: head.max_in_flight}
         if not (await rules_fairness.free_slots(tx, limits, versions))[head.job_id]:
-            return False
-    if head.limits is None:
-        return True
-    return bool((await rules_limits.allowed(tx, head.limits, {head.job_id: 1}))[head.job_id])
+            return None
+    pauses = await sql_pauses.active(tx) if head.has_pauses else NO_PAUSES
+    if pauses.is_all:
+        return None
+    if head.limits is not None:
+        queues = await rules_limits.allowed_queues(tx, head.limits, head.job_id)
+        if queues is not None:
+            closed = await _closed_rooms(tx, {queue.room_id for queue in queues}, pauses, room_cap)
+            open_queues = [queue for queue in queues if queue.room_id not in closed]
+            tasks = await sql_limits.first_tasks(tx, head.job_id, open_queues, 1)
+            return min((place for places in tasks.values() for place in places), default=None)
+    open_rooms = OpenRooms(room_cap, bool(pauses.rooms))
+    return head.place if open_rooms == OpenRooms() else await _first_of_rooms(tx, head.job_id, open_rooms)
+
+
+async def _closed_rooms(tx: Transaction, rooms: set[str], pauses: Pauses, room_cap: int | None) -> set[str]:
+    """Return those of these rooms that are paused, or hold as many tasks as they may."""
+    closed = {room_id for room_id in rooms if pauses.has(room_id)}
+    if room_cap is not None:
+        held = await sql_tasks.held_in_rooms(tx, sorted(rooms - closed))
+        closed |= {room_id for room_id, number in held.items() if number >= room_cap}
+    return closed
+
+
+async def _first_of_rooms(tx: Transaction, queue_id: UUID, open_rooms: OpenRooms) -> Place | None:
+    """Return the position of the first task of the open rooms of a queue, or of an earlier one of them."""
+    for size in _ROOMS:
+        rows = await sql_room_queues.by_place(tx, queue_id, size, open_rooms)
+        tasks = await sql_room_queues.heads(tx, queue_id, [row.room_id for row in rows], 1) if rows else []
+        first = min((task.place for task in tasks), default=None)
+        if len(rows) < size:
+            return first
+        # Tasks of rooms that were not read come after this one.
+        end = rows[-1].place
+        if first is not None and first <= end:
+            return first
+    return end

@@ -299,6 +299,11 @@ class QueueHead(NamedTuple):
     cost: int | None = None
 
     @property
+    def place(self) -> Place:
+        """Return the position of its first task in the order of claims."""
+        return self.lane, self.seq
+
+    @property
     def is_limited(self) -> bool:
         """Whether the job has a limit of concurrency or rate."""
         return self.max_in_flight is not None or self.limits is not None

@@ -6,7 +6,7 @@ from uuid import UUID
 
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.statements import INTEGER, UUID_TYPE, statement
-from zndraw_joblib.server.queue.sql_task_rows import TASK_IS_HELD, TASK_IS_QUEUED
+from zndraw_joblib.server.queue.sql_task_rows import TASK_IS_HELD
 
 # A worker that does not say its slots has one.
 SLOTS = "coalesce(joblib_worker.slots, 1)"
@@ -66,15 +66,6 @@ FROM (
     slots=INTEGER,
     taken=INTEGER,
 )
-# The job is a range, as in the statements of a claim.
-_ROOM_OF_FIRST = statement(
-    f"""
-SELECT room_id FROM joblib_task
-WHERE job_id >= :job_id AND job_id <= :job_id AND {TASK_IS_QUEUED}
-ORDER BY job_id, lane, seq LIMIT 1
-""",
-    "room_id",
-)
 
 
 async def held(tx: Transaction, worker_id: UUID) -> list[HeldTasks]:
@@ -86,12 +77,6 @@ async def of_workers(tx: Transaction, queue_id: UUID, limit: int = 2**31 - 1) ->
     """Return the slots of the first `limit` workers of a queue, by id, that are not draining."""
     rows = await tx.execute(_OF_WORKERS, {"job_id": queue_id, "limit": limit})
     return [SlotsOf(*row) for row in rows]
-
-
-async def room_of_first(tx: Transaction, queue_id: UUID) -> str | None:
-    """Return the room of the first task of a queue; None if it is empty."""
-    room_id: str | None = (await tx.execute(_ROOM_OF_FIRST, {"job_id": queue_id})).scalar_one_or_none()
-    return room_id
 
 
 def most_free(rows: Sequence[SlotsOf]) -> list[SlotsOf]:
