@@ -13,9 +13,10 @@ from sqlalchemy import make_url, text
 
 from bounds.silent_proxy import SilentProxy
 from zndraw_joblib.server.db import schema
-from zndraw_joblib.server.db.asyncpg_options import InvalidDatabaseUrl, parse_url
+from zndraw_joblib.server.db.asyncpg_options import InvalidDatabaseUrl, connect_arguments, parse_url
 from zndraw_joblib.server.db.database import Database, Transaction
 from zndraw_joblib.server.db.engine import open_database
+from zndraw_joblib.server.db.limits import Limits
 from zndraw_joblib.server.db.schema import UnusableDatabase, connected, locate
 from zndraw_joblib.server.queue import sql_workers
 
@@ -100,6 +101,44 @@ async def test_one_of_several_hosts_is_used(database_url: str) -> None:
             async with connected(f"postgresql://{user}{used},{used}/{name}?target_session_attrs=standby"):
                 pass
     assert "cret" not in str(refused.value)
+
+
+def test_hosts_are_those_of_libpq(subtests: pytest.Subtests) -> None:
+    """Also addresses of IPv6, default ports and hosts in parameters; the text has them without a password."""
+    for url, hosts, ports in [
+        ("u:s%40cret@[::1]:5432,[::1]:5433/x", ["::1", "::1"], [5432, 5433]),
+        ("u:s%40cret@[fe80::1%25eth0],b:/x", ["fe80::1%eth0", "b"], [5432, 5432]),
+        ("u:s%40cret@%2Fvar%2Frun,db%2D2:7/x", ["/var/run", "db-2"], [5432, 7]),
+        ("u:s%40cret@a,b/x?port=7", ["a", "b"], [7, 7]),
+        ("/x?host=a,[::1]:7&user=u&password=s%40cret", ["a", "::1"], [5432, 7]),
+        ("/x?host=a:7&host=b&user=u&password=s%40cret", ["a", "b"], [7, 5432]),
+        ("/x?host=[::1]&port=7&user=u&password=s%40cret", "::1", 7),
+        ("u@company:s%40cret@[::1]/x", "::1", None),
+        ("u:s/s%40cret@a/x", "a", None),
+    ]:
+        with subtests.test(url=url):
+            arguments = connect_arguments(parse_url(f"postgresql://{url}"), Limits())
+            assert (arguments["host"], arguments.get("port"), arguments["database"]) == (hosts, ports, "x")
+            assert arguments["password"].endswith("s@cret")
+            text = locate(f"postgresql://{url}").text
+            assert "cret" not in text
+            assert ("[::1]" in text) == ("::1" in hosts)
+    for url, named in [
+        ("u:se@cret@db1,db2/x", "an @ or a comma too many"),
+        ("u:se/cret@db1,db2/x", "an @ or a comma too many"),
+        ("u:cret,5/x@db1/x", "an @ or a comma too many"),
+        ("u:se@cret@db1/x", "an @ or a comma too many"),
+        ("u:cret@::1,::2/x", "Host 1 of the database URL"),
+        ("u:cret@db1,,db2/x", "Host 2 of the database URL"),
+        ("u:cret@db1,db2:65536/x", "Host 2 of the database URL"),
+        ("u:cret@a,b,c/x?port=1,2", "3 hosts and port=1,2"),
+        ("u:cret@a,b/x?host=c", "Remove the parameter"),
+    ]:
+        with subtests.test(url=url):
+            for act in (locate, open_database):
+                with pytest.raises(InvalidDatabaseUrl, match=named) as refused:
+                    act(f"postgresql://{url}")
+                assert "cret" not in str(refused.value)
 
 
 @on_postgresql

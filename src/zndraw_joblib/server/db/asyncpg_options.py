@@ -7,10 +7,11 @@ of its socket. Without it, this side notices a lost connection by the time limit
 import re
 import socket
 import ssl
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TypeAlias
-from urllib.parse import urlencode
+from urllib.parse import unquote, urlencode
 
 from sqlalchemy.engine import URL, make_url
 
@@ -51,18 +52,90 @@ class InvalidDatabaseUrl(ValueError):
 
 
 _AUTHORITY = re.compile(r"(postgres(?:ql)?(?:\+\w+)?://)([^/?#]*)([^?#]*)\??(.*)", re.DOTALL)
-_PORT = re.compile(r":\d+$")
+_HOST = re.compile(r"(?:\[([^\[\]]+)\]|([^:\[\],]+))(?::(\d*))?")
+_PORT = 5432
+_LAST_PORT = 2**16 - 1
+_UNQUOTED = (
+    "The database URL has an @ or a comma too many. Write special characters of the user, the password and "
+    "the name of the database as %XX: @ as %40, / as %2F"
+)
 
 
 def parse_url(text: str) -> URL:
-    """Return a URL; several hosts, which libpq separates by commas, are in its query."""
+    """Return a URL; several hosts and their ports, separated by commas, are in its query.
+
+    Raises `InvalidDatabaseUrl`, whose text has no part of the URL that may belong to a password.
+    """
     match = _AUTHORITY.fullmatch(text)
-    if match is None or "," not in match[2].rpartition("@")[2]:
+    if match is None:
         return make_url(text)
     scheme, authority, path, query = match.groups()
-    user, at, hosts = authority.rpartition("@")
-    named = [f"host={host if _PORT.search(host) else f'{host}:5432'}" for host in hosts.split(",")]
-    return make_url(f"{scheme}{user}{at}{path or '/'}?{'&'.join([*named, *filter(None, [query])])}")
+    user, at, address = authority.rpartition("@")
+    if "," not in address:
+        url = _checked(make_url(text))
+        hosts = _split(url.query.get("host", ()))
+        is_plain = len(hosts) < 2 and "[" not in "".join(hosts)
+        return url if is_plain else _with_hosts(url, hosts)
+    url = _checked(make_url(f"{scheme}{user}{at}{path or '/'}?{query}"))
+    if "@" in path:
+        raise InvalidDatabaseUrl(_UNQUOTED)
+    if "host" in url.query:
+        raise InvalidDatabaseUrl(
+            "The database URL has hosts before its path and in the parameter host. Remove the parameter"
+        )
+    return _with_hosts(url, [unquote(host) for host in address.split(",")])
+
+
+def _checked(url: URL) -> URL:
+    # Such a host ends with what follows an @ or a slash of the password.
+    if set("@,") & set(url.host or ""):
+        raise InvalidDatabaseUrl(_UNQUOTED)
+    return url
+
+
+def _with_hosts(url: URL, hosts: Sequence[str]) -> URL:
+    """Return a URL with several hosts; the parameter `port` has one for all, or one for each of them."""
+    ports = _split(url.query.get("port", ()))
+    if len(ports) not in {0, 1, len(hosts)}:
+        raise InvalidDatabaseUrl(
+            f"The database URL has {len(hosts)} hosts and port={','.join(ports)}. Name one port for all "
+            "hosts, or one for each"
+        )
+    ports = ports * len(hosts) if len(ports) == 1 else ports or [""] * len(hosts)
+    addresses = [_address(n, host, port) for n, (host, port) in enumerate(zip(hosts, ports, strict=True), 1)]
+    return url.update_query_dict(
+        {
+            "host": ",".join(host for host, _ in addresses),
+            "port": ",".join(str(port) for _, port in addresses),
+        }
+    )
+
+
+def _address(n: int, text: str, port: str) -> tuple[str, int]:
+    """Return the n-th host, and its port: a port behind the host, or that of the parameter."""
+    match = _HOST.fullmatch(text)
+    digits = "" if match is None else match[3] or port or str(_PORT)
+    if match is None or not digits.isdecimal() or not 0 < int(digits) <= _LAST_PORT:
+        raise InvalidDatabaseUrl(
+            f"Host {n} of the database URL cannot be read. Write host:port, with a port of at most "
+            f"{_LAST_PORT}, or [address]:port for IPv6, and separate hosts by single commas"
+        )
+    return match[1] or match[2], int(digits)
+
+
+def shown_hosts(url: URL) -> str:
+    """Return the hosts and ports of a URL, as in a URL."""
+    hosts, ports = (_split(url.query.get(name, ())) for name in ("host", "port"))
+    if url.host or not hosts:
+        hosts, ports = [url.host or ""], [str(url.port or "")]
+    shown = [f"[{host}]" if ":" in host and "/" not in host else host for host in hosts]
+    return ",".join(
+        f"{host}:{port}" if port else host for host, port in zip_longest(shown, ports[: len(shown)])
+    )
+
+
+def _split(value: str | Sequence[str]) -> list[str]:
+    return [part for text in ([value] if isinstance(value, str) else value) for part in text.split(",")]
 
 
 def connect_arguments(url: URL, limits: Limits) -> dict[str, Any]:

@@ -141,6 +141,8 @@ def open_sessions(engine: AsyncEngine) -> async_sessionmaker[AsyncSession]:
 def _parse(url: str) -> URL:
     try:
         parsed = parse_url(url)
+    except InvalidDatabaseUrl:
+        raise
     except (ArgumentError, ValueError):
         raise InvalidDatabaseUrl(
             "The database URL is invalid; use sqlite:///file.db or postgresql://user@host/name"

@@ -20,7 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.schema import SchemaItem
 from sqlalchemy.util.concurrency import await_only, in_greenlet
 
-from zndraw_joblib.server.db.asyncpg_options import InvalidDatabaseUrl, parse_url
+from zndraw_joblib.server.db.asyncpg_options import InvalidDatabaseUrl, parse_url, shown_hosts
 from zndraw_joblib.server.db.database import Database, Transaction
 from zndraw_joblib.server.db.engine import TransactionPooling, check_sessions, check_url, open_database
 from zndraw_joblib.server.db.tables import IdempotencyKey, RuntimeSetting
@@ -252,10 +252,7 @@ def locate(url: str) -> DatabaseLocation:
         file = None if parts.database in _IN_MEMORY else Path(parts.database or "").absolute()
         return DatabaseLocation(str(file or "in memory"), is_sqlite=True, file=file)
     user = f"{parts.username}@" if parts.username else ""
-    hosts = parts.query.get("host", "")
-    host = parts.host or (hosts if isinstance(hosts, str) else ",".join(hosts))
-    port = f":{parts.port}" if parts.port else ""
-    text = f"{parts.get_backend_name()}://{user}{host}{port}/{parts.database or ''}"
+    text = f"{parts.get_backend_name()}://{user}{shown_hosts(parts)}/{parts.database or ''}"
     return DatabaseLocation(text, is_sqlite=False)
 
 
