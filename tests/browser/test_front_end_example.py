@@ -27,7 +27,9 @@ ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "front_end"
 
 
-class _QuietFiles(SimpleHTTPRequestHandler):
+class QuietFiles(SimpleHTTPRequestHandler):
+    """Serves files of a folder."""
+
     def log_message(self, *_: object) -> None:
         """Write no log."""
 
@@ -44,7 +46,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def site(folder: Path) -> Iterator[str]:
     """Serve the folder; return its origin."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(_QuietFiles, directory=str(folder))) as server:
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(QuietFiles, directory=str(folder))) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         yield f"http://127.0.0.1:{server.server_port}"

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from databases import on_postgresql
 from generate import problem_types, types
 from generate.files import FILES
 from rest import V1, claim, register, report, submit
@@ -58,6 +59,19 @@ def test_the_committed_problems_are_current() -> None:
 
 def test_the_client(programs: Path, server: ServerProcess) -> None:
     """Values arrive as they were sent, errors are classes, and each way to submit, wait and follow works."""
+    check_client(programs, server)
+
+
+@pytest.mark.slow
+@on_postgresql
+def test_the_client_with_postgresql(programs: Path, database_url: str) -> None:
+    """All of this does not depend on the database."""
+    with ServerProcess(database_url) as server:
+        check_client(programs, server)
+
+
+def check_client(programs: Path, server: ServerProcess) -> None:
+    """Run the program with a server whose jobs run here, and compare what it shows."""
     with (
         connect(server.url, server.token) as api,
         JobManager(api, execute=Runner()) as busy,
