@@ -7,7 +7,7 @@ from alembic import context
 from fastapi import FastAPI, Path, Request
 from opentelemetry import trace
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
-from sqlalchemy.orm import DeclarativeBase
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from taskiq import InMemoryBroker
 
 from zndraw_joblib import Extension, Identity, JobLib, JobManager, ResultBackend
@@ -17,6 +17,7 @@ __all__ = [
     "CenterAtoms",
     "MyBackend",
     "Relax",
+    "User",
     "app",
     "broker",
     "connection",
@@ -52,6 +53,14 @@ class Relax(Extension):
     """A job."""
 
     steps: int = 0
+
+
+class User(Base):
+    """A user of the host."""
+
+    __tablename__ = "user"
+    key: Mapped[int] = mapped_column(primary_key=True)
+    is_admin: Mapped[bool]
 
 
 class MyBackend(ResultBackend):

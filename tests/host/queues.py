@@ -66,9 +66,11 @@ async def running_host(url: str, **options: Any) -> AsyncIterator[Host]:
     joblib = JobLib(session_maker=async_sessionmaker(engine), identity=lambda: ROOT, **options)
     joblib.mount(app)
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-    async with (
-        app.router.lifespan_context(app),
-        httpx.AsyncClient(transport=transport, base_url="http://host") as client,
-    ):
-        yield Host(joblib, app, engine, client)
-    await engine.dispose()
+    try:
+        async with (
+            app.router.lifespan_context(app),
+            httpx.AsyncClient(transport=transport, base_url="http://host") as client,
+        ):
+            yield Host(joblib, app, engine, client)
+    finally:
+        await engine.dispose()

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from datetime import UTC, datetime
 from types import ModuleType
 from typing import Any
 
@@ -9,11 +10,23 @@ import pytest
 from databases import on_both
 from fastapi import FastAPI
 from rest import V1
+from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from waiting import until
 
 from host.queues import ROOT, running_host
-from zndraw_joblib import JobLib, JobPolicy, TaskContext, TaskResponse, job, register_internal_jobs
+from zndraw_joblib import (
+    Conflict,
+    JobLib,
+    JobNotFound,
+    JobPolicy,
+    ScheduleTimes,
+    TaskContext,
+    TaskResponse,
+    job,
+    register_internal_jobs,
+)
 
+NOW = datetime.now(UTC)
 _GATES: dict[str, asyncio.Event] = {}
 _MEETING: dict[str, int] = {}
 
@@ -92,6 +105,64 @@ async def test_each_replica_runs_tasks(postgres_url: str) -> None:
     assert len({task.worker_id for task in ended}) == 2
 
 
+@job(schedule=ScheduleTimes(cron="0 3 * * *", payload={"days": 7}))
+def clean(days: int) -> int:
+    """Run each night."""
+    return days
+
+
+@on_both
+async def test_an_app_writes_the_schedules_of_its_jobs(async_url: str) -> None:
+    """Each start of a replica does so, and leaves the state of a schedule as it is."""
+    async with running_host(async_url, jobs=[clean]) as host:
+        written = await host.joblib.get_schedule("clean", "@internal")
+        assert (written.job, written.cron, written.payload) == (
+            "@internal:jobs:clean",
+            "0 3 * * *",
+            {"days": 7},
+        )
+        task = await host.joblib.run_schedule("clean", "@internal")
+        assert (await host.joblib.wait(task.id, 30)).result == 7
+        await host.joblib.pause_schedule("clean", "@internal")
+        async with running_host(async_url, jobs=[clean]):
+            again = await host.joblib.get_schedule("clean", "@internal")
+        assert (again.paused, again.next_due_at) == (True, written.next_due_at)
+
+
+async def test_the_app_does_not_start_with_a_wrong_schedule(async_url: str) -> None:
+    """The error names the job and the field."""
+
+    @job(schedule="0 3 * * *")
+    def hungry(days: int) -> None: ...
+
+    with pytest.raises(ValueError, match=r"schedule of hungry: .*days"):
+        async with running_host(async_url, jobs=[hungry]):
+            pass
+
+
+async def test_the_app_names_its_own_jobs(async_url: str) -> None:
+    """A class means the internal job in each method; before the queue's start the error says why it fails."""
+    engine = create_async_engine(async_url)
+    joblib = JobLib(session_maker=async_sessionmaker(engine), identity=lambda: ROOT, jobs=[area])
+    await joblib.prepare_tables()
+    for early in (
+        joblib.submit(area.task(width=3)),
+        joblib.put_schedule("early", area, {"width": 1}, at=NOW),
+    ):
+        with pytest.raises(JobNotFound, match=r"@internal:jobs:area.* at the end of the app's start"):
+            await early
+    await engine.dispose()
+    async with running_host(async_url, jobs=[area]) as host:
+        assert (await host.joblib.get_job(area)).full_name == "@internal:jobs:area"
+        assert (await host.joblib.pause_job(area)).paused is True
+        schedule = await host.joblib.put_schedule("soon", area, {"width": 3}, every_seconds=3600)
+        assert (schedule.job, schedule.room_id) == ("@internal:jobs:area", "default")
+        group = await host.joblib.create_group("lab", on_end=area, payload={"width": 3})
+        assert group.on_end.job == "@internal:jobs:area"
+        with pytest.raises(Conflict, match="declared by the server"):
+            await host.joblib.register_job(area)
+
+
 async def test_jobs_are_checked_at_once(sessions: Any, tmp_path: Any) -> None:
     """Modules and names of files count too; the error names what is no job."""
     module = ModuleType("some_jobs")
@@ -108,13 +179,6 @@ async def test_jobs_are_checked_at_once(sessions: Any, tmp_path: Any) -> None:
         queue(lambda: None)
     with pytest.raises(ValueError, match="concurrency=0"):
         queue(area, concurrency=0)
-
-    @job(schedule="* * * * *")
-    def regular() -> None:
-        pass
-
-    with pytest.raises(ValueError, match="regular has a schedule"):
-        queue(regular)
     app = FastAPI()
     queue(area).mount(app)
     with pytest.raises(RuntimeError, match="add these to the list"):

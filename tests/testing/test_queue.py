@@ -1,24 +1,31 @@
 """`TestQueue`, which tests without an event loop use, with Starlette's test client."""
 
+import asyncio
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
+from sqlalchemy import NullPool
+from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 
 from testing.tested_jobs import Area, Flaky, Later, Length, Report, Summed
 from zndraw_joblib import (
     After,
+    Identity,
     InternalRegistry,
     InvalidPayload,
+    JobLib,
     JobNotFound,
     Output,
     TaskResponse,
     TaskStatus,
     TaskStatusEvent,
+    job,
 )
 from zndraw_joblib.testing import TestQueue
 
@@ -279,3 +286,55 @@ def test_large_results_reach_later_steps(joblib_queue: TestQueue, tmp_path: Path
     assert [tasks[task.id].result for task in whole] == [["bytes", 100_000]] * 2
     assert [tasks[task.id].error_code for task in parts] == ["predecessor-result-invalid"] * 2
     assert "nothing at '/lost'" in str(tasks[parts[1].id].error)
+
+
+@pytest.mark.parametrize("start", ["before", "after", "never"])
+def test_the_apps_own_jobs_wait_for_the_test(joblib_database_url: str, start: str) -> None:
+    """Those of `JobLib(jobs=…)`, if the lifespan begins before the queue of the test, after it or never."""
+    app = app_with_jobs(joblib_database_url)
+    with ExitStack() as stack:
+        client = TestClient(app)
+        if start == "before":
+            stack.enter_context(client)
+        queue = TestQueue(app)
+        stack.callback(queue.close)
+        if start == "after":
+            stack.enter_context(client)
+        elif start == "never":
+            assert queue.register(double) == ["@internal:jobs:double"]
+        task_id = client.post("/doubles?number=4").json()
+        [submitted] = queue.assert_submitted(double, room="lab", payload={"number": 4})
+        assert (str(submitted.id), submitted.started_at) == (task_id, None)
+        [ended] = queue.work(double)
+        assert (str(ended.id), ended.result, ended.job_name) == (task_id, 8, "@internal:jobs:double")
+        assert [task.result for task in (queue.submit(double, {"number": 1}), *queue.work())] == [None, 2]
+        if start != "never":
+            queue.advance(25 * 3600)
+            [task] = queue.work(nightly)
+            assert (task.result, task.schedule) == (id(app.state.joblib.loop), "nightly")
+
+
+def app_with_jobs(url: str) -> FastAPI:
+    """Return an app that runs jobs itself, and submits tasks of one."""
+    app, sessions = FastAPI(), async_sessionmaker(create_async_engine(url, poolclass=NullPool))
+    tester = Identity("tester", is_superuser=True)
+    joblib = JobLib(session_maker=sessions, identity=lambda: tester, jobs=[double, nightly])
+    joblib.mount(app)
+
+    @app.post("/doubles")
+    async def submit(number: int) -> str:
+        return str((await joblib.submit(double.task(number=number), room="lab")).id)
+
+    return app
+
+
+@job
+def double(number: int) -> int:
+    """Return the double."""
+    return 2 * number
+
+
+@job(schedule="0 3 * * *")
+async def nightly() -> int:
+    """Return the id of its loop."""
+    return id(asyncio.get_running_loop())

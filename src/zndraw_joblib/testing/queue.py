@@ -189,8 +189,9 @@ class AsyncTestQueue:
     """The queue of a host's app, as a test sees it. The fixture `async_joblib_queue` returns one.
 
     It reads and changes the app's own queue, in its database, with or without the app's lifespan. The code
-    of jobs runs in the thread and the event loop of the test. `events` are those published since it was
-    created, oldest first. Use it from one test only, and `close` it at the end.
+    of jobs runs in the thread and the event loop of the test, that of `JobLib(jobs=…)` in those of the app.
+    `events` are those published since it was created, oldest first. Use it from one test only, and `close`
+    it at the end.
 
     Raises ValueError for an app without a queue.
     """
@@ -218,9 +219,10 @@ class AsyncTestQueue:
     ) -> list[str]:
         """Register job classes in a room, with a worker of the test; return their full names.
 
-        The room is by default that of `@job`, or ``@global``. `policy` sets fields of their `JobPolicy`, as
-        for `JobManager.register`. In the room ``@internal`` they become internal jobs of the app; the class
-        has their policy.
+        The room is by default that of `@job`, or ``@global``; that of the jobs of `JobLib(jobs=…)` is
+        ``@internal``, where the app's lifespan registers them too. `policy` sets fields of their `JobPolicy`,
+        as for `JobManager.register`. In the room ``@internal`` they become internal jobs of the app; the
+        class has their policy.
         """
         if not jobs:
             raise TypeError("register() got no job: pass the classes, register(Rotate, Scale)")
@@ -380,12 +382,14 @@ class AsyncTestQueue:
     async def advance(self, seconds: float) -> None:
         """Move the queue's clock forward, and queue the tasks that are due by then.
 
-        What a server does later at its own times, as expiring workers, happens at the next `sweep`.
+        Schedules submit theirs. What a server does later at its own times, as expiring workers, happens at
+        the next `sweep`.
         """
         self._clock.advance(seconds)
         self._use_clock(self._clock)
         while await self._call(self._runtime.write(rules_sweep.enqueue_due)) == rules_sweep.TASKS_PER_BATCH:
             pass
+        await self._call(self._joblib.schedules.submit_due())
 
     async def sweep(self) -> SweeperCycle:
         """Run one cycle of the sweeper, and return its summary.

@@ -3,7 +3,8 @@
 import asyncio
 import json
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from uuid import UUID
@@ -68,27 +69,46 @@ class _Handle:
 
 
 class InternalTasks:
-    """Offers internal jobs in an app beside those that it has, and runs their tasks as the app's executor."""
+    """Offers internal jobs in an app beside those that it has, and runs their tasks as the app's executor.
+
+    The app's own jobs are among them: until `close`, no task of theirs runs by itself.
+    """
 
     def __init__(self, app: FastAPI, joblib: JobLib) -> None:
-        self._app, self._joblib = app, joblib
-        self._handles: dict[JobName, _Handle] = {}
-        self._restore: Callable[[], None] = lambda: None
+        self._app, self._joblib, self._own_offer = app, joblib, joblib.internal_jobs
+        self._handles = {offer_of(cls).name: _Handle(cls) for cls in joblib.own_jobs}
+        self._restore: Callable[[], None] | None = None
+        if self._handles:
+            joblib.internal_jobs = self._offered
+        if joblib.own_jobs and getattr(app.state, "internal_registry", None) is not None:
+            self._replace_registry()
+
+    @asynccontextmanager
+    async def _offered(self, runtime: Runtime, _: Callable[[], None]) -> AsyncIterator[InternalRegistry]:
+        await runtime.write(rules_internal.register, [offer_of(cls) for cls in self._joblib.own_jobs])
+        yield self._with_handles(InternalRegistry({}))
 
     async def register(self, cls: type[Any]) -> None:
         """Register a class as an internal job. Raises ValueError for one that cannot be a job."""
         offer = offer_of(cls)
         await self._joblib.runtime.write(rules_internal.register, [offer])
+        self._handles.setdefault(offer.name, _Handle(cls))
+        self._replace_registry()
+
+    def _replace_registry(self) -> None:
         # A host that names the queue has its registry there.
         holder: Any = self._app.state if self._joblib.internal_registry is None else self._joblib
         before = getattr(holder, "internal_registry", None)
-        if not self._handles:
+        if self._restore is None:
             self._restore = lambda: setattr(holder, "internal_registry", before)
-        self._handles[offer.name] = handle = _Handle(cls)
-        registry = before or InternalRegistry({})
-        tasks = {**registry.tasks, str(offer.name): handle}
+        holder.internal_registry = self._with_handles(before or InternalRegistry({}))
+
+    def _with_handles(self, registry: InternalRegistry) -> InternalRegistry:
+        tasks: dict[str, Any] = {str(name): handle for name, handle in self._handles.items()}
+        classes = {str(name): handle.cls for name, handle in self._handles.items()}
         executor = getattr(registry, "executor", None) or GuardedExecutor(self._joblib.runtime)
-        holder.internal_registry = InternalRegistry(tasks, executor=executor)
+        known = getattr(registry, "extensions", {})
+        return InternalRegistry({**registry.tasks, **tasks}, {**known, **classes}, executor)
 
     async def run_next(self, name: JobName, vis: Any) -> UUID | None:
         """Run the next task of a job; return its id, None if none may start now."""
@@ -101,6 +121,7 @@ class InternalTasks:
             self._joblib.runtime,
             context=lambda context: context if vis is None else vis,
             capture_output=False,
+            uses_loop=handle.cls in self._joblib.own_jobs,
         )
         await executor.start()
         try:
@@ -111,7 +132,9 @@ class InternalTasks:
 
     def close(self) -> None:
         """Give the app its own internal jobs back."""
-        self._restore()
+        self._joblib.internal_jobs = self._own_offer
+        if self._restore is not None:
+            self._restore()
 
 
 # The workers of a test: one for each job, which runs the tasks of the job in the test's thread.
@@ -136,11 +159,12 @@ class Workers:
     def __init__(self, joblib: JobLib, internal: InternalTasks, call: AppLoop) -> None:
         self._joblib, self._runtime, self._call = joblib, joblib.runtime, call
         self._internal = internal
-        self._served: dict[JobName, TestedJob] = {}
+        names = {offer_of(cls).name: cls for cls in joblib.own_jobs}
+        self._served = {name: TestedJob(name, cls, None) for name, cls in names.items()}
 
     async def register(self, cls: type[Any], room: str | None, policy: PolicyOptions) -> TestedJob:
         """Register a job with a new worker, or with the one that it has."""
-        room = room or job_room_of(cls)
+        room = room or (INTERNAL if cls in self._joblib.own_jobs else job_room_of(cls))
         name = job_name_of(cls, room)
         earlier = self._served.get(name)
         worker_id = earlier.worker_id if earlier else None

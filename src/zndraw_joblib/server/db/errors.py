@@ -118,7 +118,8 @@ def _refusal(error: BaseException) -> str | None:
         return (
             f"the queue's tables (joblib_...) are missing or outdated: {_reason(error)}. Run the app with "
             "its lifespan, which creates them on SQLite (httpx.ASGITransport alone does not), or run "
-            "'zndraw-joblib db upgrade' with the same database URL"
+            "'zndraw-joblib db upgrade' with the same database URL. The app's own lifespan starts before the "
+            "queue's: call 'await joblib.prepare_tables()' there first"
         )
     return _REFUSED.get(state or text)
 

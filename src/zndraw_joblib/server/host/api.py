@@ -68,7 +68,6 @@ from zndraw_joblib.wire.messages import (
 from zndraw_joblib.wire.names import (
     DEFAULT_ROOM,
     GLOBAL,
-    INTERNAL,
     JobName,
     format_key,
     missing_text,
@@ -491,9 +490,10 @@ class HostApi(GroupApi):
         except JobNotFound as problem:
             errors = (problem.problem.model_extra or {}).get("errors")
             item = items[int(errors[0]["loc"][-1]) if errors else 0]
-            page = await self.jobs(item.room_id, limit=MAX_PAGE, session=session)
-            seen = [parse_job_name(job.full_name) for job in page.items]
-            text = missing_text(str(problem), str(item.job), item.room_id, seen)
+            if (text := self._not_registered(item.job)) is None:
+                page = await self.jobs(item.room_id, limit=MAX_PAGE, session=session)
+                seen = [parse_job_name(job.full_name) for job in page.items]
+                text = missing_text(str(problem), str(item.job), item.room_id, seen)
             problem.problem = problem.problem.model_copy(update={"detail": text})
             raise
 
@@ -540,13 +540,6 @@ class HostApi(GroupApi):
             return found[short, room]
 
         return find
-
-    def _room_of(self, job: Any, job_room: str | None) -> str | None:
-        """Return the room of a job: without `job_room` that of the app's own jobs, if it is one of them."""
-        registry = self.dispatcher.registry() if job_room is None and not isinstance(job, str) else None
-        cls = job if isinstance(job, type) else type(job)
-        is_own = registry is not None and cls in registry.extensions.values()
-        return INTERNAL if is_own else job_room
 
     def _deferred(self, item: Submission) -> Submission:
         """Let the dispatcher send a task of an internal job, after the host's commit."""

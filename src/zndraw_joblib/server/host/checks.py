@@ -11,7 +11,6 @@ from zndraw_joblib.server.http.access import Guard, QueueState
 from zndraw_joblib.server.http.identity import check_identity_type
 from zndraw_joblib.server.http.openapi import namespace_of, operation_id
 from zndraw_joblib.server.http.requests import takes_parameter
-from zndraw_joblib.server.internal.registry import load_listed
 from zndraw_joblib.server.realtime.socketio_internals import is_synchronous, redis_channel
 
 _MAX_CONCURRENCY = 1000
@@ -58,14 +57,13 @@ def checked_task_token(function: Any) -> Any:
     return function
 
 
-def checked_jobs(jobs: Sequence[Any], concurrency: int) -> Callable[..., Any] | None:
+def checked_jobs(classes: Sequence[type[Any]], concurrency: int) -> Callable[..., Any] | None:
     """Return the function that offers the jobs of ``JobLib(jobs=…)``, as `InternalJobs`; None without jobs.
 
-    Raises TypeError, ValueError or `CannotLoad` for what cannot be a job of the app.
+    Raises ValueError for an invalid `concurrency`.
     """
     if not 1 <= concurrency <= _MAX_CONCURRENCY:
         raise ValueError(f"JobLib(concurrency={concurrency}): it must be 1 to {_MAX_CONCURRENCY:,}")
-    classes = load_listed(jobs)
     if not classes:
         return None
 

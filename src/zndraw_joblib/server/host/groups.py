@@ -49,7 +49,7 @@ class GroupApi(WebhookApi):
         caller, room_id = identity_of(identity), validate_room_id(room)
         fields: dict[str, Any] = {"name": name, "expires_in_seconds": expires_in_seconds}
         if on_end is not None:
-            fields["on_end"] = {**_on_end(on_end, payload, job_room), "when": when}
+            fields["on_end"] = {**_on_end(on_end, payload, self._room_of(on_end, job_room)), "when": when}
         elif payload is not None:
             raise TypeError("payload: it is that of the task of on_end; pass on_end too")
         try:

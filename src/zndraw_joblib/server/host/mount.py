@@ -42,6 +42,7 @@ from zndraw_joblib.server.internal.registry import (
     TaskToken,
     WorkerToken,
     WorkerTokens,
+    load_listed,
 )
 from zndraw_joblib.server.process.own_clock import TestClock
 from zndraw_joblib.server.process.ports import (
@@ -232,7 +233,7 @@ class JobLib(HostApi):
     ) -> None:
         self.settings, self.clock = settings or JobLibSettings(), clock
         self.prefix, self._upgrades_tables = checks.checked_prefix(prefix), upgrade_tables
-        self.identity, self.has_jobs = identity, bool(jobs)
+        self.identity, self.own_jobs = identity, load_listed(jobs)
         self.guards = RoomGuards(readable_room, writable_room)
         self._tsio, self.publisher = tsio, SocketIoPublisher(tsio)
         self.runtime = runtime = Runtime(
@@ -250,7 +251,7 @@ class JobLib(HostApi):
         self._connect_parts(on_end or {}, monotonic)
         # `result_backend` is its old name.
         self._given_results = result_backend if provider_result_backend is None else provider_result_backend
-        self._internal_jobs = checks.checked_jobs(jobs, concurrency) or internal_jobs
+        self.internal_jobs = checks.checked_jobs(self.own_jobs, concurrency) or internal_jobs
 
     def _connect_parts(self, on_end: Mapping[str, Hook], monotonic: Callable[[], float]) -> None:
         runtime = self.runtime
@@ -425,12 +426,13 @@ class JobLib(HostApi):
 
     @asynccontextmanager
     async def _offered_internal_jobs(self) -> AsyncIterator[None]:
-        if self._internal_jobs is None or self._app is None:
+        if self.internal_jobs is None or self._app is None:
             yield
             return
-        async with self._internal_jobs(self.runtime, self.dispatcher.wake) as registry:
+        async with self.internal_jobs(self.runtime, self.dispatcher.wake) as registry:
             holder: Any = self._app.state if self._app.state.joblib is self else self
             holder.internal_registry = registry
+            await self._put_own_schedules()
             self.dispatcher.wake()
             try:
                 yield
@@ -538,7 +540,7 @@ async def register_internal_jobs(
     from zndraw_joblib.server.internal.registry import offer_internal_jobs  # noqa: PLC0415 - loads taskiq
 
     queue, joblib = joblib, joblib or getattr(app.state, "joblib", None)
-    if isinstance(joblib, JobLib) and joblib.has_jobs:
+    if isinstance(joblib, JobLib) and joblib.own_jobs:
         raise RuntimeError("JobLib(jobs=…) runs jobs already: add these to the list, or leave it out")
     database = session_factory if isinstance(session_factory, Database) else SessionDatabase(session_factory)
     await (joblib.prepare_tables() if isinstance(joblib, JobLib) else schema.prepare(database))

@@ -1,6 +1,6 @@
 """The methods of `JobLib` for jobs, rooms, limits and schedules."""
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack
 
@@ -30,10 +30,18 @@ from zndraw_joblib.server.queue import (
 from zndraw_joblib.server.queue.rules_schedules import NewSchedule
 from zndraw_joblib.server.runtime.problem_responses import invalid_part
 from zndraw_joblib.wire.messages import MAX_PAGE, JobPutRequest, JobResponse, TaskResponse
-from zndraw_joblib.wire.names import HOST, JobName, is_name, parse_job_name, task_room, validate_room_id
+from zndraw_joblib.wire.names import (
+    HOST,
+    INTERNAL,
+    JobName,
+    is_name,
+    parse_job_name,
+    task_room,
+    validate_room_id,
+)
 from zndraw_joblib.wire.operators import BulkAction, BulkResult, LimitEntry, PauseState, TaskFilter
 from zndraw_joblib.wire.policy import JobPolicy, LimitValues, Rate, checked_limit_name
-from zndraw_joblib.wire.problems import InvalidRequest
+from zndraw_joblib.wire.problems import Conflict, InvalidPayload, InvalidRequest, JobNotFound
 from zndraw_joblib.wire.schedules import ScheduleFields, ScheduleRequest, ScheduleResponse
 
 P = ParamSpec("P")
@@ -83,6 +91,30 @@ class OperatorApi(QueueState):
     """What a host's code calls to operate the queue. `identity` and `session` are as in `HostApi`."""
 
     clock: Clock | None
+    # The jobs of `JobLib(jobs=…)`.
+    own_jobs: Sequence[type[Any]] = ()
+
+    def _job_name(self, job: Any, job_room: str | None = None) -> JobName:
+        """Return the full name of a job. Without `job_room`, the app's own jobs are internal ones."""
+        return job_name(job, self._room_of(job, job_room))
+
+    def _room_of(self, job: Any, job_room: str | None) -> str | None:
+        """Return the room of a job: without `job_room` that of the app's own jobs, if it is one of them."""
+        if job_room is not None or isinstance(job, str):
+            return job_room
+        cls, registry = job if isinstance(job, type) else type(job), self.dispatcher.registry()
+        is_own = cls in self.own_jobs or (registry is not None and cls in registry.extensions.values())
+        return INTERNAL if is_own else None
+
+    def _not_registered(self, name: JobName) -> str | None:
+        """Return why the app's own job of this name is not there; None for other jobs."""
+        if name not in [self._job_name(cls) for cls in self.own_jobs]:
+            return None
+        return (
+            f"Job {str(name)!r} not found: the queue registers the app's own jobs at the end of the app's "
+            "start, after the start of its own lifespan. Submit after that; a test has to run the lifespan "
+            "or joblib_queue.register(job)"
+        )
 
     async def register_job(
         self,
@@ -99,7 +131,7 @@ class OperatorApi(QueueState):
         those that are left out keep their value. Raises `InvalidSchema`, and `SchemaConflict` for another
         schema while the job has a worker or pending tasks.
         """
-        caller, name, fields = identity_of(identity), job_name(job), dict(policy)
+        caller, name, fields = identity_of(identity), self._job_name(job), dict(policy)
         content = schema if schema is not None or isinstance(job, str) else job.model_json_schema()
         if content is not None:
             fields["schema"] = dict(content)
@@ -116,7 +148,7 @@ class OperatorApi(QueueState):
 
         Raises `JobNotFound`.
         """
-        name = job_name(job)
+        name = self._job_name(job)
         return await self._read(session, rules_jobs.get, name.room_id, name, cross_room=True)
 
     async def retarget(self, job: Any, versions: Iterable[int] = (), *, identity: Any = None) -> BulkResult:
@@ -127,7 +159,7 @@ class OperatorApi(QueueState):
         `is_complete`. The audit trail has the identity. Raises `InvalidRequest` for unknown versions.
         """
         caller, numbers = identity_of(identity)._replace(is_superuser=True), list(versions)
-        read, name = self.runtime.database.read, str(job_name(job))
+        read, name = self.runtime.database.read, str(self._job_name(job))
         await read(rules_versions.check, [name], numbers, earlier=True)
         try:
             filters = TaskFilter.model_validate({"job": [name], "version": numbers})
@@ -138,7 +170,7 @@ class OperatorApi(QueueState):
 
     async def forget_job(self, job: Any, *, identity: Any = None, session: Any = None) -> None:
         """Forget a job; its tasks stay. Raises `JobNotFound`, and `Conflict` for one that is in use."""
-        caller, name = identity_of(identity), job_name(job)
+        caller, name = identity_of(identity), self._job_name(job)
         work = rules_audit.recorded(rules_jobs.delete, caller, "job.delete", str(name), name.room_id)
         await self._change(session, work, name)
 
@@ -149,12 +181,12 @@ class OperatorApi(QueueState):
 
         Raises `JobNotFound`, and `InvalidRequest` for a past time. The identity is in the audit trail.
         """
-        caller, name = identity_of(identity), job_name(job)
+        caller, name = identity_of(identity), self._job_name(job)
         return await self._change(session, rules_pauses.pause_job, caller, name, paused=True, until=until)
 
     async def resume_job(self, job: Any, *, identity: Any = None, session: Any = None) -> JobResponse:
         """Allow claims of a paused job again. Raises `JobNotFound`."""
-        caller, name = identity_of(identity), job_name(job)
+        caller, name = identity_of(identity), self._job_name(job)
         return await self._change(session, rules_pauses.pause_job, caller, name, paused=False)
 
     async def pause_room(
@@ -234,7 +266,7 @@ class OperatorApi(QueueState):
         `ScheduleTimes`. Raises `InvalidRequest`, `JobNotFound`, `InvalidPayload`, and `Conflict` for a room
         with too many.
         """
-        caller, full_name = identity_of(identity), job_name(job)
+        caller, full_name = identity_of(identity), self._job_name(job)
         room_id, runtime = validate_room_id(task_room(room, full_name)), self.runtime
         if not is_name(name):
             raise InvalidRequest(f"name: {name!r:.100} may have letters, digits, '_', '-' and '.', up to 128")
@@ -244,12 +276,31 @@ class OperatorApi(QueueState):
         except ValidationError as error:
             raise invalid_part(error) from error
         cross_room = runtime.settings.cross_room_jobs
-        known = await self._read(session, rules_jobs.get, room_id, full_name, cross_room=cross_room)
+        try:
+            known = await self._read(session, rules_jobs.get, room_id, full_name, cross_room=cross_room)
+        except JobNotFound as problem:
+            raise JobNotFound(self._not_registered(full_name) or str(problem)) from problem
         item = NewSchedule(caller, room_id, name, full_name, body, paused, cross_room)
         item = await checked_schedule(runtime, item, to_json(known.schema_).decode())
         work = rules_audit.of_operator(rules_schedules.put, caller, "schedule.put", name, room_id)
         schedule, _ = await self._change(session, work, item=item)
         return schedule
+
+    async def _put_own_schedules(self) -> None:
+        """Write the schedules of the app's own jobs, in the room ``@internal``; each keeps its state.
+
+        Raises ValueError for a schedule that the job cannot have, such as one with a wrong payload.
+        """
+        for cls in self.own_jobs:
+            times = getattr(cls, "job_schedule", None)
+            if times is None:
+                continue
+            item = NewSchedule(HOST_IDENTITY, INTERNAL, cls.__name__, self._job_name(cls), times)
+            try:
+                item = await checked_schedule(self.runtime, item, to_json(cls.model_json_schema()).decode())
+                await self.runtime.write(rules_schedules.put, item=item)
+            except (InvalidRequest, InvalidPayload, Conflict) as problem:
+                raise ValueError(f"JobLib(jobs=…): schedule of {cls.__name__}: {problem}") from problem
 
     async def list_schedules(self, room: str, *, session: Any = None) -> list[ScheduleResponse]:
         """Return the schedules of a room, by name."""

@@ -286,11 +286,6 @@ def load_listed(jobs: Sequence[Any]) -> list[type[Any]]:
             classes.append(job)
     for cls in classes:
         offer_of(cls)
-        if getattr(cls, "job_schedule", None) is not None:
-            raise ValueError(
-                f"JobLib(jobs=…): {cls.__name__} has a schedule, which only a worker registers. Leave it out "
-                "of @job, and create the schedule over REST"
-            )
     return list(dict.fromkeys(classes))
 
 
