@@ -3,8 +3,10 @@
 import asyncio
 import json
 import sqlite3
+from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from shutil import copyfile
 from typing import Any
@@ -12,6 +14,7 @@ from uuid import UUID
 
 import asyncpg
 import pytest
+from servers import free_port
 from sqlalchemy import (
     Boolean,
     Column,
@@ -102,7 +105,7 @@ def fetch(url: str, statement: str) -> Any:
     """Return a value from PostgreSQL."""
 
     async def run() -> Any:
-        connection = await asyncpg.connect(url)
+        connection = await asyncpg.connect(url, server_settings={"lock_timeout": "50ms"})
         try:
             return await connection.fetchval(statement)
         finally:
@@ -135,24 +138,105 @@ def test_a_copy_and_its_copy_have_every_row_of_every_table(
     assert dump(full) == dump(back) == before
 
 
-def test_a_changed_source_is_noticed_by_its_checksum(
+class Interrupted(Exception):
+    """The copy ended after all rows were copied."""
+
+
+def interrupt(monkeypatch: pytest.MonkeyPatch, act: Callable[[], Any]) -> None:
+    """Let a copy call a function, and end, before it compares."""
+
+    async def stop(_: sql_copy.TableCopy) -> None:
+        await asyncio.to_thread(act)
+        raise Interrupted
+
+    monkeypatch.setattr(sql_copy.TableCopy, "begin_comparison", stop)
+
+
+def test_a_source_changes_only_between_the_parts_of_a_copy_which_notices_it(
     full: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another copy may not continue it, and no server starts on the target."""
+    """Its checksum differs. No copy of something else, or with another schema, continues it."""
     source, target = f"sqlite:///{full}", f"sqlite:///{tmp_path / 'target.db'}"
-    begin = sql_copy.TableCopy.compare
 
-    async def change(*arguments: Any) -> Any:
-        with closing(sqlite3.connect(full)) as connection, connection:
-            connection.execute("UPDATE joblib_audit SET actor = 'eve' WHERE n = 1")
-        return await begin(*arguments)
+    def write(path: Path, statement: str) -> None:
+        with closing(sqlite3.connect(path, timeout=0)) as connection, connection:
+            connection.execute(statement)
 
-    monkeypatch.setattr(sql_copy.TableCopy, "compare", change)
+    change = partial(write, full, "UPDATE joblib_audit SET actor = 'eve' WHERE n = 1")
+
+    def refused() -> None:
+        with pytest.raises(sqlite3.OperationalError, match="locked"):
+            change()
+
+    with monkeypatch.context() as patch:
+        interrupt(patch, refused)
+        with pytest.raises(Interrupted):
+            database_copy.copy(source, target, is_dry_run=False)
+    change()
     with pytest.raises(CommandError, match=r"joblib_audit has 3 rows with checksum .* changed since"):
         database_copy.copy(source, target, is_dry_run=False)
     copyfile(full, tmp_path / "other.db")
     with pytest.raises(CommandError, match=f"unfinished copy of {full}, not of"):
         database_copy.copy(f"sqlite:///{tmp_path / 'other.db'}", target, is_dry_run=False)
+    write(tmp_path / "target.db", "UPDATE joblib_copy SET position = '0001' WHERE name = 'schema'")
+    with pytest.raises(CommandError, match=r"another release began, with schema 0001.* Drop it"):
+        database_copy.copy(source, target, is_dry_run=False)
+
+
+def test_no_other_program_writes_to_postgresql_during_its_copy(
+    postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A transaction that writes when the copy begins stops it with the reason."""
+    target = f"sqlite:///{tmp_path / 'target.db'}"
+    write = "INSERT INTO joblib_switch (name, value) VALUES ('x', 'y')"
+
+    def refused() -> None:
+        with pytest.raises(asyncpg.LockNotAvailableError):
+            fetch(postgres_url, write)
+
+    with monkeypatch.context() as patch:
+        interrupt(patch, refused)
+        with pytest.raises(Interrupted):
+            database_copy.copy(postgres_url, target, is_dry_run=False)
+
+    async def use() -> None:
+        connection = await asyncpg.connect(postgres_url)
+        async with connection.transaction():
+            await connection.execute(write)
+            with pytest.raises(CommandError, match=r"another program writes to it.*lock timeout"):
+                await asyncio.to_thread(database_copy.copy, postgres_url, target, is_dry_run=False)
+        await connection.close()
+
+    monkeypatch.setattr(sql_copy, "_LOCK_SECONDS", 0.05)
+    asyncio.run(use())
+
+
+def test_messages_name_the_option_of_the_database(
+    full: Path, tmp_path: Path, empty_postgres_url: str
+) -> None:
+    """A database that does not run, has no queue, or has another schema, and what to do."""
+    source, target = f"sqlite:///{full}", f"sqlite:///{tmp_path / 'target.db'}"
+    away = f"postgresql://user:secret@127.0.0.1:{free_port()}/x"
+    newer, older = tmp_path / "newer.db", tmp_path / "older.db"
+    for path, version in ((newer, "9999"), (older, "0040")):
+        copyfile(full, path)
+        with closing(sqlite3.connect(path)) as connection, connection:
+            connection.execute("UPDATE joblib_alembic_version SET version_num = ?", [version])
+    for pair, text in [
+        ((away, target), "refused. Check that it runs and that --from names it"),
+        ((source, away), "refused. Check that it runs and that --to names it"),
+        (
+            (empty_postgres_url, target),
+            "has no queue, so there is nothing to copy. Name its database with --from",
+        ),
+        ((f"sqlite:///{newer}", target), "Install that release or a newer one"),
+        ((source, f"sqlite:///{newer}"), "Install that release or a newer one"),
+        ((f"sqlite:///{older}", target), "older.db: the schema is 0040.*db upgrade"),
+        ((source, f"sqlite:///{older}"), "older.db: the schema is 0040.*db upgrade"),
+    ]:
+        with pytest.raises(CommandError, match=text) as refused:
+            database_copy.copy(*pair, is_dry_run=False)
+        assert "secret" not in str(refused.value)
 
 
 def test_a_database_in_use_is_not_copied(full: Path, tmp_path: Path, postgres_url: str) -> None:

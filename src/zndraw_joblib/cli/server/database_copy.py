@@ -61,52 +61,67 @@ async def _copy(source_url: str, target_url: str, *, is_dry_run: bool) -> None:
         await tables.check_source()
         if is_ready:
             await tables.check_target()
-        counts = await tables.counts()
         if is_dry_run:
-            _print_plan(counts, tables, is_ready=is_ready)
+            _print_plan(await tables.counts(), tables, is_ready=is_ready)
             return
-        await tables.begin()
-        with _shown() as on_progress:
-            for name, total in counts.items():
-                await tables.copy(name, total, on_progress)
-            states = {name: await tables.compare(name, total, on_progress) for name, total in counts.items()}
-        # A server that was started meanwhile may have changed what was compared.
-        await tables.check_source()
-        await tables.finish()
-        for name, state in states.items():
-            if state.rows:
-                typer.echo(f"{name:<32} {state.rows:>12,} rows  checksum {state.checksum}")
+        async with tables.held_source():
+            await tables.check_source()
+            await _copy_rows(tables)
         if await tables.has_missing_results():
             print_note(_RESULTS)
     location = database.locate(target_url).text
     typer.echo(f"{location} has all rows. Start the servers with it, and none with the source")
 
 
+async def _copy_rows(tables: TableCopy) -> None:
+    counts = await tables.counts()
+    await tables.begin()
+    with _shown() as on_progress:
+        for name, total in counts.items():
+            await tables.copy(name, total, on_progress)
+        await tables.begin_comparison()
+        states = {name: await tables.compare(name, total, on_progress) for name, total in counts.items()}
+    # A server that was started meanwhile waits, and would go on with the source.
+    await tables.check_source()
+    await tables.finish()
+    for name, state in states.items():
+        if state.rows:
+            typer.echo(f"{name:<32} {state.rows:>12,} rows  checksum {state.checksum}")
+
+
 async def _check_source(url: str) -> None:
-    async with schema.connected(url) as opened:
+    async with schema.connected(url, "--from") as opened:
         version = await schema.check(opened)
-    if version != schema.newest():
+    if version is None:
         raise CommandError(
-            f"{database.locate(url).text}: the schema is {version or 'missing'}, and a copy needs "
-            f"{schema.newest()}. {_UPGRADE}"
+            f"{database.locate(url).text} has no queue, so there is nothing to copy. Name its database with "
+            "--from"
         )
+    _check_version(url, version)
 
 
 async def _prepare_target(url: str, *, is_dry_run: bool) -> bool:
     """Create the tables of a new database; return whether it has them."""
     if database.locate(url).is_missing and is_dry_run:
         return False
-    async with schema.connected(url) as opened:
-        version = await schema.current(opened)
+    async with schema.connected(url, "--to") as opened:
+        if await schema.current(opened) == schema.UNFINISHED:
+            return True
+        version = await schema.check(opened)
         if version is None and not is_dry_run:
             await schema.upgrade(opened)
             return True
-    if version in {None, schema.UNFINISHED, schema.newest()}:
-        return version is not None
-    raise CommandError(
-        f"{database.locate(url).text}: the schema is {version}, and a copy needs {schema.newest()}. "
-        f"{_UPGRADE}"
-    )
+    if version is not None:
+        _check_version(url, version)
+    return version is not None
+
+
+def _check_version(url: str, version: str) -> None:
+    if version != schema.newest():
+        raise CommandError(
+            f"{database.locate(url).text}: the schema is {version}, and a copy needs {schema.newest()}. "
+            f"{_UPGRADE}"
+        )
 
 
 def _print_plan(counts: dict[str, int], tables: TableCopy, *, is_ready: bool) -> None:

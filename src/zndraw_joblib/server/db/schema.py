@@ -257,10 +257,10 @@ def locate(url: str) -> DatabaseLocation:
 
 
 @asynccontextmanager
-async def connected(url: str) -> AsyncIterator[Database]:
+async def connected(url: str, option: str = "--database-url") -> AsyncIterator[Database]:
     """Open a database that answers, and close it after the block.
 
-    Errors of the database inside the block become an `UnusableDatabase`.
+    Errors of the database inside the block become an `UnusableDatabase`, which names the `option` of the URL.
     """
     location, database = locate(url), open_database(url)
     try:
@@ -270,12 +270,12 @@ async def connected(url: str) -> AsyncIterator[Database]:
     except TimeoutError as error:
         raise UnusableDatabase(
             f"The database {location.text} did not answer within {_ANSWER_SECONDS:g} s. "
-            "Check that it runs and that --database-url names it"
+            f"Check that it runs and that {option} names it"
         ) from error
     except _database_errors() as error:
         raise UnusableDatabase(
             f"The database {location.text} cannot be used: {_reason(error)}. "
-            "Check that it runs and that --database-url names it"
+            f"Check that it runs and that {option} names it"
         ) from error
     except (OutdatedSchema, TransactionPooling) as error:
         raise UnusableDatabase(f"{location.text}: {error}") from error

@@ -2,7 +2,8 @@
 
 The position of each table is in `joblib_copy` of the target, and is written in the transaction of its batch:
 a copy that was killed continues behind the last row that was committed. Until all rows are compared, the
-version of the target's schema is `UNFINISHED`, with which no server starts.
+version of the target's schema is `UNFINISHED`, with which no server starts. A copy reads its source in one
+transaction, which keeps others from writing to it.
 """
 
 import asyncio
@@ -50,6 +51,8 @@ _BATCH_ROWS, _BATCH_BYTES = 2_000, 4 * 1024 * 1024
 _PATIENT = Limits(response=60, statement=24 * 3600, lock=600, idle_transaction=24 * 3600)
 # Distinguishes the lock of a copy from those of other applications on the same database.
 _COPY_LOCK = 4_180_237_405_115_902_671
+# How long a copy waits for other transactions that write to the source.
+_LOCK_SECONDS = 10
 _SILENT_SWEEPS = 3
 # Long payloads are copied with their tasks, and servers report themselves when they start.
 _TASK, _PAYLOAD, _SETTINGS = (table.__tablename__ for table in (Task, Payload, RuntimeSetting))
@@ -62,8 +65,8 @@ _copies = Table(
     Column("copied", BigInteger, nullable=False),
 )
 _versions = Table(VERSION_TABLE, MetaData(), Column("version_num", String(32)))
-# The row of the whole copy; its position is the source.
-_SOURCE = ""
+# Rows of the whole copy: their positions are the source, and the version of its schema.
+_SOURCE, _SCHEMA = "", "schema"
 
 
 class CopyRefused(RuntimeError):
@@ -92,12 +95,38 @@ class TableCopy:
     def __init__(self, source: AsyncEngine, target: AsyncConnection, texts: tuple[str, str]) -> None:
         self._source, self._target = source, target
         self._source_text, self._target_text = texts
+        self._held: AsyncConnection | None = None
+        self._own_pids = [0]
         self.is_continued = False
+
+    @asynccontextmanager
+    async def held_source(self) -> AsyncIterator[None]:
+        """Read the source as it is now, in the block, and keep others from writing to it.
+
+        Raises `CopyRefused` if another session writes to it.
+        """
+        async with self._source.connect() as source:
+            try:
+                await _hold(source)
+            except DBAPIError as error:
+                raise CopyRefused(
+                    f"{self._source_text}: another program writes to it, or may not be kept from that: "
+                    f"{str(error.orig).splitlines()[0]}. Stop what writes to it, and copy as the owner of "
+                    "its tables"
+                ) from error
+            if source.dialect.name == "postgresql":
+                self._own_pids.append(await source.scalar(text("SELECT pg_backend_pid()")))
+            self._held = source
+            try:
+                yield
+            finally:
+                self._held = None
+                await source.rollback()
 
     async def check_source(self) -> None:
         """Raise `CopyRefused` if a server uses the source."""
-        async with self._reading() as source:
-            await _check_servers(source, self._source_text)
+        async with self._reading(is_apart=True) as source:
+            await _check_servers(source, self._source_text, self._own_pids)
 
     async def check_target(self) -> None:
         """Raise `CopyRefused` if a server or a copy uses the target, or it has rows of something else."""
@@ -108,12 +137,18 @@ class TableCopy:
                     f"{self._target_text}: another 'db copy' writes to it. Wait until it has ended"
                 )
         if await _has_table(self._target, _copies.name):
-            begun = select(_copies.c.position).where(_copies.c.name == _SOURCE)
-            source_text = await self._target.scalar(begun)
+            begun = await self._target.execute(select(_copies.c.name, _copies.c.position))
+            positions = {name: position for name, position in begun}
+            source_text, version = positions.get(_SOURCE), positions.get(_SCHEMA)
             if source_text != self._source_text:
                 raise CopyRefused(
                     f"{self._target_text} has an unfinished copy of {source_text}, not of "
                     f"{self._source_text}. Name the same source, or a new database with --to"
+                )
+            if version != newest():
+                raise CopyRefused(
+                    f"{self._target_text} has an unfinished copy that another release began, with schema "
+                    f"{version or 'unknown'} instead of {newest()}. Drop it, and copy again"
                 )
             self.is_continued = True
             return
@@ -135,8 +170,10 @@ class TableCopy:
         await self._target.execute(update(_versions).values(version_num=UNFINISHED))
         await self._target.execute(text(f"DELETE FROM {_SETTINGS}"))
         await self._target.run_sync(_copies.create)
-        row = {"name": _SOURCE, "position": self._source_text, "copied": 0}
-        await self._target.execute(insert(_copies), row)
+        rows = [(_SOURCE, self._source_text), (_SCHEMA, newest())]
+        await self._target.execute(
+            insert(_copies), [{"name": name, "position": position, "copied": 0} for name, position in rows]
+        )
         await self._target.commit()
 
     async def counts(self) -> dict[str, int]:
@@ -163,6 +200,14 @@ class TableCopy:
             await self._target.execute(update(_copies).where(_copies.c.name == name).values(values))
             await self._target.commit()
             on_progress("copy", name, copied, total)
+
+    async def begin_comparison(self) -> None:
+        """Read the target as it is now until `finish`, which is a part of the same transaction."""
+        await self._target.commit()
+        if self._target.dialect.name == "sqlite":
+            await self._target.exec_driver_sql("BEGIN IMMEDIATE")
+        else:
+            await self._target.execute(text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"))
 
     async def compare(self, name: str, total: int, on_progress: OnProgress) -> TableState:
         """Return the state of a table. Raises `CopyRefused` if those of source and target differ."""
@@ -224,8 +269,11 @@ class TableCopy:
             ) from error
 
     @asynccontextmanager
-    async def _reading(self) -> AsyncIterator[AsyncConnection]:
+    async def _reading(self, *, is_apart: bool = False) -> AsyncIterator[AsyncConnection]:
         try:
+            if self._held is not None and not is_apart:
+                yield self._held
+                return
             async with self._source.connect() as connection:
                 yield connection
         except (DBAPIError, OSError) as error:
@@ -264,7 +312,20 @@ async def check_unused(url: str) -> None:
         await engine.dispose()
 
 
-async def _check_servers(connection: AsyncConnection, text_of_url: str) -> None:
+async def _hold(source: AsyncConnection) -> None:
+    """Begin a transaction that reads one state, and in which no other one writes to the tables."""
+    if source.dialect.name == "sqlite":
+        await source.exec_driver_sql("BEGIN IMMEDIATE")
+        return
+    await source.execute(text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"))
+    await source.execute(text(f"SET LOCAL lock_timeout = '{_LOCK_SECONDS}s'"))
+    tables = ", ".join(table.name for table in metadata.sorted_tables)
+    await source.execute(text(f"LOCK TABLE {tables} IN SHARE MODE"))
+
+
+async def _check_servers(
+    connection: AsyncConnection, text_of_url: str, own_pids: Sequence[int] = (0,)
+) -> None:
     """Raise `CopyRefused` if a server has reported lately, or is connected to PostgreSQL."""
     now = (await connection.execute(select(func.now(type_=UtcDateTime())))).scalar_one()
     servers = Server.__table__
@@ -277,12 +338,14 @@ async def _check_servers(connection: AsyncConnection, text_of_url: str) -> None:
                 f"After a crash, wait {patience:.0f} s"
             )
     if connection.dialect.name == "postgresql":
-        await _check_connections(connection, text_of_url)
+        await _check_connections(connection, text_of_url, own_pids)
 
 
-async def _check_connections(connection: AsyncConnection, text_of_url: str) -> None:
+async def _check_connections(
+    connection: AsyncConnection, text_of_url: str, own_pids: Sequence[int] = (0,)
+) -> None:
     for _ in range(_CHECKS):
-        count = await connection.scalar(_CONNECTED)
+        count = await connection.scalar(_CONNECTED, {"own": list(own_pids)})
         # Within a transaction PostgreSQL shows the connections of its first look.
         await connection.rollback()
         if not count:
@@ -296,7 +359,8 @@ async def _check_connections(connection: AsyncConnection, text_of_url: str) -> N
 
 _CONNECTED = text(
     "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
-    "AND application_name = 'zndraw-joblib' AND pid <> pg_backend_pid()"
+    "AND application_name = 'zndraw-joblib' AND pid <> pg_backend_pid() "
+    "AND pid <> ALL(CAST(:own AS integer[]))"
 )
 # A connection that was closed may be listed for a moment.
 _CHECKS, _CHECK_SECONDS = 10, 0.3
