@@ -176,8 +176,10 @@ async def test_wrong_arguments_are_named(queue: Both) -> None:
         await queue.submit("lab:analysis:Area", 3)
     with pytest.raises(TypeError, match=r"unknown options of a submit: width.*as one dict"):
         await queue.submit("lab:analysis:Area", width=1)
-    with pytest.raises(TypeError, match=r"of a submit: delay \(did you mean delay_seconds\?\)"):
+    with pytest.raises(TypeError, match=r"of a submit: delay \(did you mean 'delay_seconds'\?\)"):
         await queue.submit("lab:analysis:Area", delay=1)
+    with pytest.raises(TypeError, match=r"of a submit: eta \(did you mean 'run_at'\?\)"):
+        await queue.submit("lab:analysis:Area", {}, eta=1)
     with pytest.raises(TypeError, match=r"gather\(\*tasks\)"):
         await queue.gather(["x"])
     with pytest.raises(ValueError, match="task_id: 'x' is not a UUID"):

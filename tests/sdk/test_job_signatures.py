@@ -110,12 +110,15 @@ def test_tasks_take_the_arguments_of_the_function() -> None:
         (lambda: scale.task(1, fctor=2), r"scale\.task\(\): got an unexpected keyword argument 'fctor'"),
         (lambda: job(max_atempts=4), r"^@job has no 'max_atempts' \(did you mean 'max_attempts'\?\)$"),  # type: ignore[call-overload]
         (lambda: job(categry="a"), r"^@job has no 'categry' \(did you mean 'category'\?\)$"),  # type: ignore[call-overload]
+        (lambda: job(max_retries=4), r"^@job has no 'max_retries' \(did you mean 'max_attempts'\?\)$"),  # type: ignore[call-overload]
         (lambda: where.task(task=None), r"where\.task\(\): got an unexpected keyword argument 'task'"),
     ):
         with pytest.raises(TypeError, match=error):
             wrong()
     with pytest.raises(ValidationError, match="factor"):
         scale.task(1, factor=-1)
+    with pytest.raises(AttributeError, match=r"has no 'delay'.*Queue\(\)\.submit\(scale\.task\(…\)\)"):
+        scale.delay(1)  # type: ignore[attr-defined]
 
 
 def test_default_values_are_not_shared_between_tasks() -> None:

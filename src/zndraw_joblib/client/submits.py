@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from datetime import datetime
-from difflib import get_close_matches
 from functools import partial
 from typing import Any, NamedTuple, Self
 from uuid import UUID, uuid4, uuid5
@@ -37,6 +36,7 @@ from zndraw_joblib.wire.names import (
     JobName,
     format_key,
     missing_text,
+    near_text,
     parse_job_name,
     parse_reference,
     task_room,
@@ -65,9 +65,7 @@ class TaskOptions(SubmitOptions, total=False):
 
 def _with_near_name(option: str) -> str:
     """Return an unknown option, with the one that it begins or resembles."""
-    names = TaskOptions.__annotations__
-    near = [name for name in names if name.startswith(f"{option}_")] or get_close_matches(option, names, n=1)
-    return f"{option} (did you mean {near[0]}?)" if near else option
+    return f"{option}{near_text(option, TaskOptions.__annotations__)}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -275,6 +275,10 @@ Payload = ParamSpec("Payload")
 Result = TypeVar("Result")
 
 
+# The methods of functions of Celery, RQ, Dramatiq, taskiq and Huey that submit a task.
+_CALLS_ELSEWHERE = {"apply_async", "delay", "enqueue", "kiq", "s", "schedule", "send", "si"}
+
+
 class JobFunction(ModelMetaclass, Generic[Call, Payload, Result]):
     """A function that is a job: an extension class that is called like the function."""
 
@@ -286,6 +290,17 @@ class JobFunction(ModelMetaclass, Generic[Call, Payload, Result]):
     def __call__(cls, *args: Call.args, **kwargs: Call.kwargs) -> Result:
         """Call the function here, without a queue."""
         return cls.__wrapped__(*args, **kwargs)  # type: ignore[no-any-return]
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(cls, name: str) -> Any:
+            """Explain how to submit, for the methods by which other queues do. Raises AttributeError."""
+            if name not in _CALLS_ELSEWHERE:
+                return super().__getattr__(name)
+            raise AttributeError(
+                f"{cls!r} has no {name!r}, because a job knows no queue: "
+                f"submit it with Queue().submit({cls.__qualname__}.task(…))"
+            )
 
     def task(cls, *args: Payload.args, **kwargs: Payload.kwargs) -> Extension:
         """Return a task of the job, to submit: the arguments are those of the function.

@@ -164,9 +164,26 @@ def unknown_text(what: str, unknown: Iterable[str], names: Collection[str]) -> s
     return f"{what} has no {named}" + ("" if all(near.values()) else f". It has {', '.join(names)}")
 
 
+# The options of other queues (Celery, RQ, Dramatiq, arq) whose names are not near to ours.
+_ELSEWHERE = {
+    **dict.fromkeys(("acks_late", "max_retries", "max_tries", "retries", "retry"), "max_attempts"),
+    **dict.fromkeys(("job_timeout", "soft_time_limit", "time_limit"), "timeout_seconds"),
+    **dict.fromkeys(("countdown", "defer_by"), "delay_seconds"),
+    **dict.fromkeys(("defer_until", "eta"), "run_at"),
+    **dict.fromkeys(("expires", "ttl"), "expires_in_seconds"),
+    **dict.fromkeys(("cron", "crontab"), "schedule"),
+    **dict.fromkeys(("queue", "queue_name"), "requires"),
+    "default_retry_delay": "backoff",
+    "depends_on": "after",
+    "rate_limit": "limits",
+    "retry_backoff": "backoff",
+}
+
+
 def near_text(name: str, names: Collection[str]) -> str:
     """Return a question that names what may be meant, in parentheses; "" if nothing is near."""
-    near = get_close_matches(name, names, n=1, cutoff=0.9)
+    near = [_ELSEWHERE[name]] if _ELSEWHERE.get(name) in names else []
+    near = near or get_close_matches(name, names, n=1, cutoff=0.9)
     near = near or [other for other in names if name.startswith(other) or other.startswith(name)]
     near = near or get_close_matches(name, names, n=1)
     return f" (did you mean {' or '.join(map(repr, near))}?)" if near else ""
