@@ -54,6 +54,14 @@ async def test_a_task_goes_only_to_a_worker_that_has_what_it_requires(pair: list
     assert (await first.claim_task(plain.worker_id)).id == anywhere.id
 
 
+async def test_a_worker_without_the_required_labels_serves_its_job(replica: Replica) -> None:
+    """It may join the Socket.IO room of the job: once it has the labels, it is woken as others are."""
+    job = await worker(replica, {"gpu": "t4"}, requires=BIG)
+    await replica.runtime.database.read(
+        rules_workers.check_serves, job.worker_id, parse_job_name(job.full_name)
+    )
+
+
 async def test_a_waiting_claim_is_woken_for_a_queue_that_appears(pair: list[Replica]) -> None:
     """Of two claims that wait, that of the matching worker gets the task, and the other one waits on."""
     first, second = pair

@@ -151,13 +151,18 @@ _UNLINK_SOME, _UNMARK_SOME = (
     for table in ("joblib_worker_job", "joblib_unfit_worker")
 )
 _PLACEMENT = statement("SELECT labels, slots FROM joblib_worker WHERE id = :id", *("labels", "slots"))
+
+
+def _registered(links: str) -> str:
+    return f"""
+SELECT {links}.worker_id, joblib_job.room_id, joblib_job.category, joblib_job.name
+FROM {links} JOIN joblib_job ON {links}.job_id = joblib_job.id
+WHERE {links}.worker_id = ANY (:all_worker_id) AND joblib_job.room_id <> '{INTERNAL}'
+"""
+
+
 _SERVED_JOBS = statement(
-    f"""
-SELECT joblib_worker_job.worker_id, joblib_job.room_id, joblib_job.category, joblib_job.name
-FROM joblib_worker_job JOIN joblib_job ON joblib_worker_job.job_id = joblib_job.id
-WHERE joblib_worker_job.worker_id = ANY (:all_worker_id) AND joblib_job.room_id <> '{INTERNAL}'
-ORDER BY joblib_job.id
-""",
+    f"{_registered('joblib_worker_job')} UNION ALL {_registered('joblib_unfit_worker')}",
     *("worker_id", "room_id", "category", "name"),
 )
 _SERVED_QUEUES = statement(
@@ -371,7 +376,7 @@ async def unlink(tx: Transaction, worker_id: UUID, job_id: UUID) -> bool:
 
 
 async def served_jobs(tx: Transaction, worker_ids: Sequence[UUID]) -> dict[UUID, list[JobName]]:
-    """Return the jobs that each worker may claim from."""
+    """Return the jobs for which each worker is registered, also if it lacks labels that they require."""
     by_worker: dict[UUID, list[JobName]] = {worker_id: [] for worker_id in worker_ids}
     for worker_id, *name in await tx.execute(_SERVED_JOBS, {"all_worker_id": padded(worker_ids)}):
         by_worker[worker_id].append(JobName(*name))
