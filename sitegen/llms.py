@@ -29,8 +29,13 @@ def text(sources: Path) -> str:
             lines.append(f"\n## {name}\n")
             section = name
         title, sentence = _summary((sources / path).read_text())
-        lines.append(f"- [{title}]({path.removesuffix('.md')}.html)" + (f": {sentence}" if sentence else ""))
+        lines.append(f"- [{title}]({_address(path)})" + (f": {sentence}" if sentence else ""))
     return "\n".join(lines) + "\n"
+
+
+def _address(path: str) -> str:
+    """Return where the page of a source is: `README.md` of a folder is its index."""
+    return re.sub(r"README$", "index", path.removesuffix(".md")) + ".html"
 
 
 def _pages(navigation: Any, section: str) -> Iterator[tuple[str, str]]:

@@ -14,7 +14,7 @@ from waiting import wait_until
 from cli.conftest import Stack
 from cli.program import Program, RunningServer
 from zndraw_joblib.cli.display import passed, print_checks, warned
-from zndraw_joblib.cli.doctor import Clocks, check_clocks
+from zndraw_joblib.cli.doctor import Clocks, check_clocks, check_error
 
 
 def checks_of(output: str) -> dict[str, tuple[str, str]]:
@@ -95,6 +95,24 @@ def test_clocks_that_differ_are_named() -> None:
     assert check.state == "warning"
     assert "server is 90 s behind" in check.detail
     assert "NTP" in (check.remedy or "")
+
+
+def test_a_finding_has_its_code(stack: Stack) -> None:
+    """The code leads to its section of the runbook."""
+    with stack.server.connect() as connection:
+        url = f"{connection.base_url}/v1/joblib/rooms/closed"
+        connection.http.post(f"{url}/pause", headers=connection.get_headers()).raise_for_status()
+        found = stack.program.run("doctor")
+        connection.http.post(f"{url}/resume", headers=connection.get_headers()).raise_for_status()
+    assert re.search(r"^ok\tqueue\tRoom closed is paused.*\[room-paused\]", found.out, re.MULTILINE)
+
+
+def test_a_database_that_is_down_is_named() -> None:
+    """The remedy of the problem, to repeat the request, does not help an operator."""
+    check = check_error("Database unavailable: Connection refused. Repeat the request")
+    assert check.remedy is not None
+    assert "start it" in check.remedy
+    assert check.detail == "Database unavailable: Connection refused"
 
 
 def test_misspelt_variables_are_reported_at_the_start(program: Program) -> None:

@@ -43,7 +43,8 @@ def test_the_navigation_has_every_page(tmp_path: Path) -> None:
     assert not missing, "add these pages to `nav` in mkdocs.yml"
     assert len(listed) == len(set(listed))
     for_models = (tmp_path / "llms.txt").read_text()
-    assert [page for page in listed if f"({page.removesuffix('.md')}.html)" not in for_models] == []
+    addresses = {page: re.sub(r"README\.md$", "index.md", page).removesuffix(".md") for page in listed}
+    assert [page for page, address in addresses.items() if f"({address}.html)" not in for_models] == []
 
 
 def test_links_to_files_of_the_repository_lead_to_their_pages(tmp_path: Path) -> None:

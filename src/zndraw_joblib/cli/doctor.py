@@ -34,6 +34,7 @@ from zndraw_joblib.wire.problems import Forbidden, NotFound
 
 _MAX_SKEW_SECONDS = 5.0
 _REDIS = "redis"
+_DATABASE_DOWN = "Database unavailable"
 _SET_CLOCK = "Synchronise the clocks of all machines with NTP (chrony, systemd-timesyncd)"
 _SILENT_CYCLES = 3
 
@@ -80,10 +81,16 @@ def _server_checks(url: str) -> tuple[list[CheckResult], Clocks]:
             queue = list(_check_queue(client))
             database = _database_clock(client)
     except CommandError as error:
-        text, _, remedy = error.format_message().partition(". ")
-        remedy = remedy or "Start it with 'zndraw-joblib serve', or set --url"
-        return [failed("server", text, remedy)], Clocks()
+        return [check_error(error.format_message())], Clocks()
     return [server, *queue], Clocks(clock, database)
+
+
+def check_error(message: str) -> CheckResult:
+    """Return the check of a server whose first response was this error, or that gave none."""
+    text, _, remedy = message.partition(". ")
+    if text.startswith(_DATABASE_DOWN):
+        remedy = "The server runs, but not its database: start it, or repair the connection to it"
+    return failed("server", text, remedy or "Start it with 'zndraw-joblib serve', or set --url")
 
 
 def _check_server(client: AdminClient, url: str) -> tuple[CheckResult, float | None]:
@@ -159,7 +166,7 @@ def _check_queue(client: AdminClient) -> Iterator[CheckResult]:
         try:
             yield from check(client)
         except Forbidden:
-            yield skipped(name, "Only a superuser's token may see it")
+            yield skipped(name, "Only the token of a superuser or an operator of all rooms may see it")
         except (MissingOperation, NotFound):
             yield skipped(name, "The server is an older release without this check")
 
@@ -224,8 +231,9 @@ def _check_findings(client: AdminClient) -> Iterator[CheckResult]:
         waiting, running = f"{counted(overview.queued, 'task')} waiting", f"{counts.running:,} running"
         yield passed("queue", f"{waiting}, {running}, {counted(sum(overview.workers.values()), 'worker')}")
     for finding in overview.findings:
+        detail = f"{finding.detail} [{finding.code}]"
         if finding.severity is Severity.INFO:
-            yield passed("queue", finding.detail)
+            yield passed("queue", detail)
             continue
         make = failed if finding.severity is Severity.CRITICAL else warned
-        yield make("queue", finding.detail, finding.remedy)
+        yield make("queue", detail, finding.remedy)

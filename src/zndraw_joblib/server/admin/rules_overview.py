@@ -106,7 +106,7 @@ def _unmatched_job(job: QueuedJob, required: str) -> Finding:
     problem = f"No worker can run tasks of {job.full_name} that require {required}{since}"
     remedy = (
         "Start a worker with these labels and slots (zndraw-joblib worker --label, --concurrency); "
-        "'zndraw-joblib task ID --explain' names the nearest worker. Or cancel these tasks, and "
+        "'zndraw-joblib explain ID' names the nearest worker. Or cancel these tasks, and "
         "submit them with other requirements."
     )
     finding = _queued(job, "tasks-without-matching-workers", Severity.CRITICAL, problem, remedy)
@@ -255,7 +255,8 @@ def failing_tasks(ends: RecentEnds, since: datetime, usual: tuple[int, int] | No
                 severity=Severity.WARNING,
                 detail=f"{ends.lost:,} attempts of {ends.job} ended since {since:%H:%M} UTC because the "
                 "worker was lost, did not start them in time, or a time limit passed.",
-                remedy="Check the workers' load, memory and connection, and the time limits of the job.",
+                remedy="Check the workers' load, memory and connection, and the time limits of the job. If "
+                "workers die whenever its tasks run, pause it, and serve it with --executor process.",
                 job=ends.job,
                 count=ends.lost,
                 since=ends.lost_since or since,

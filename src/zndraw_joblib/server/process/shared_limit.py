@@ -260,15 +260,21 @@ class StoredLimit:
         headers = {"Retry-After": str(math.ceil(max(self.retry_seconds, wait)))}
         if self._total + amount > self.limit():
             raise ServiceUnavailable(
-                f"there are {self._total} {self.what}, and at most {self.limit()} ({self.setting}); "
-                "retry when there are fewer",
+                f"there are {self._total} {self.what}, and at most {self.limit()} ({self.setting})"
+                f"{self._remedy(amount, self.limit())}",
                 headers=headers,
             )
         raise TooManyRequests(
             f"{self._by_user[user]} {self.what} are of this caller, and its share is {self.share()} "
-            f"(max_share_per_user of {self.setting}); retry when there are fewer",
+            f"(max_share_per_user of {self.setting}){self._remedy(amount, self.share())}",
             headers=headers,
         )
+
+    @staticmethod
+    def _remedy(amount: int, most: int) -> str:
+        if amount > max(1, most):
+            return f"; these {amount} never fit at once: send fewer in one request"
+        return (f"; {amount} more do not fit" if amount > 1 else "") + "; retry when there are fewer"
 
     def _has_room(self, user: str, amount: int) -> bool:
         own = self._unattributed + self._by_user[user]
