@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 from cachetools import TTLCache
-from replica import ManualClock, Replica
+from replica import ManualClock, Replica, wait_until_waiting
 from waiting import until
 
 from zndraw_joblib.server.admin import rules_overview, sql_figures
 from zndraw_joblib.server.db.tables import Job
 from zndraw_joblib.server.queue import rules_history, rules_slots, rules_workers, sql_slots
+from zndraw_joblib.server.runtime import runtime
 from zndraw_joblib.wire.messages import EmptyReason, JobResponse, TaskResponse, WorkerInfo
 from zndraw_joblib.wire.problems import InvalidRequest
 from zndraw_joblib.wire.statuses import TaskStatus
@@ -27,6 +28,12 @@ async def end(replica: Replica, task: TaskResponse) -> None:
     """Start and complete a task that is claimed."""
     await replica.report(task.id, TaskStatus.RUNNING)
     await replica.report(task.id, TaskStatus.COMPLETED)
+
+
+async def occupy(replica: Replica, job: JobResponse, count: int) -> None:
+    """Run tasks of one slot at the first worker of a job."""
+    for _ in range(count):
+        await replica.running(job)
 
 
 async def reasons(replica: Replica, task: TaskResponse) -> list[str]:
@@ -251,6 +258,47 @@ async def test_a_waiting_claim_is_woken_when_slots_become_free(pair: list[Replic
         assert claimed is not None
         assert claimed.id == costly.id
         await end(second, claimed)
+
+
+async def waiting(replica: Replica, job: JobResponse) -> asyncio.Task[TaskResponse | None]:
+    """Return a claim that waits."""
+    claim = asyncio.ensure_future(replica.claim(job.worker_id, wait=30))
+    await wait_until_waiting(replica, 1)
+    return claim
+
+
+async def got(replica: Replica, claim: asyncio.Task[TaskResponse | None], task: TaskResponse) -> None:
+    """Check that a claim gets this task before it is re-checked, with the first heartbeat; end the task."""
+    claimed = await asyncio.wait_for(claim, 10)
+    assert claimed is not None
+    assert claimed.id == task.id
+    await end(replica, claimed)
+
+
+@pytest.mark.parametrize("recheck_seconds", [(3600.0, 3600.0)], ids=["no-recheck"])
+async def test_a_waiting_claim_is_woken_when_its_slots_are_enough(
+    replica: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its worker gets more slots, the job a lower cost, or another worker the task that slots are for."""
+    monkeypatch.setattr(runtime, "_KEPT_SECONDS", 3600.0)
+    job = await worker(replica, 5)
+    large, other = await replica.register("Flip", worker=job.worker_id, cost=5), await worker(replica, 5)
+    await replica.register("Flip", worker=other.worker_id)
+    await occupy(replica, job, 3)
+    costly = await replica.submit(large)
+    claim = await waiting(replica, job)
+    await replica.runtime.write(rules_workers.describe, job.worker_id, WorkerInfo(slots=8))
+    await got(replica, claim, costly)
+    await replica.register("Flip", worker=other.worker_id, cost=6)
+    costly = await replica.submit(large)
+    claim = await waiting(replica, job)
+    await replica.register("Flip", worker=other.worker_id, cost=4)
+    await got(replica, claim, costly)
+    await occupy(replica, job, 2)
+    costly, cheap = await replica.submit(large), await replica.submit(job)
+    claim = await waiting(replica, job)
+    assert (await replica.claim_task(other.worker_id)).id == costly.id
+    await got(replica, claim, cheap)
 
 
 async def test_slots_and_costs_change(pair: list[Replica]) -> None:

@@ -311,6 +311,7 @@ def parsed_before(key: str) -> tuple[str, tuple[UUID, ...]]:
 
 
 slot_key = "slot:{}".format  # the waiting claims of a worker that holds as many tasks as it may
+kept_key = "kept:{}".format  # the waiting claims of workers that keep slots free for a task of a queue
 worker_key = "worker:{}".format  # all waiting claims of a worker
 request_wait_key = "request:{}:{}".format  # of the result of a request: the provider's name and the hash
 provider_key = "provider:{}".format  # of all results of a provider, in case it is removed or replaced

@@ -157,6 +157,16 @@ class Wait(Protocol):
         """Return when a new check may find something, or after `seconds`."""
 
 
+def wait_at_most(seconds: float, disconnected: Disconnected, wait: Wait | None) -> Wait:
+    """Return what waits as `wait`, or plainly without one, but at most so many seconds at once."""
+
+    async def wait_some(waiter: Waiter, rest: float, /) -> None:
+        shortest = min(rest, seconds)
+        await (waiter.wait(shortest, disconnected) if wait is None else wait(waiter, shortest))
+
+    return wait_some
+
+
 def waiting_requests(settings: JobLibSettings) -> SharedLimit:
     """Return the limit of waiting requests that the settings set."""
     return SharedLimit(

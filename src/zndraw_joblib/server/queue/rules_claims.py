@@ -14,7 +14,7 @@ from cachetools import LRUCache
 
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.process.batcher import ItemDeclined
-from zndraw_joblib.server.process.ports import QUEUES, Identity, job_key, slot_key, worker_key
+from zndraw_joblib.server.process.ports import QUEUES, Identity, job_key, kept_key, slot_key, worker_key
 from zndraw_joblib.server.process.waiters import KeySet
 from zndraw_joblib.server.queue import (
     rules_answers,
@@ -33,7 +33,7 @@ from zndraw_joblib.server.queue import (
 )
 from zndraw_joblib.server.queue.rules_allocations import NONE_LONG, LongQueues
 from zndraw_joblib.server.queue.rules_fairness import ClaimOrder, ClaimSlot
-from zndraw_joblib.server.queue.rules_slots import Reservations
+from zndraw_joblib.server.queue.rules_slots import Kept, Reservations
 from zndraw_joblib.server.queue.sql_claim_statements import (
     ClaimAnswer,
     Claimant,
@@ -260,9 +260,9 @@ class ClaimResult:
     """The tasks of a claim, or why there is none, and the jobs whose queues to wait for.
 
     `is_contended`: a task was pending, but another transaction held it; claim again. `is_left_out`:
-    large tasks of other claims filled this transaction; claim again at once. `is_reserved`: the worker keeps
-    its free slots for a task that takes more. `required` are the tasks whose requirements are to be read
-    after the commit.
+    large tasks of other claims filled this transaction; claim again at once. `kept_for`: the queue of the
+    task for which the worker keeps its free slots. `required` are the tasks whose requirements are to be
+    read after the commit.
     """
 
     tasks: list[TaskResponse] = field(default_factory=list)
@@ -270,7 +270,7 @@ class ClaimResult:
     is_contended: bool = False
     is_left_out: bool = False
     reason: EmptyReason | None = None
-    is_reserved: bool = False
+    kept_for: UUID | None = None
     required: Sequence[TaskRow] = ()
 
     @property
@@ -281,10 +281,12 @@ class ClaimResult:
     def keys(self, worker_id: UUID) -> tuple[list[str], KeySet]:
         """Return the keys that an empty claim waits on: its own, and those of its worker's jobs.
 
-        A worker at its `max_tasks`, or with slots that are reserved, does not wait on jobs: a wake-up for a
-        new task would be lost on it.
+        A worker at its `max_tasks`, or with slots that are kept, does not wait on jobs: a wake-up for a new
+        task would be lost on it.
         """
-        if self.reason == EmptyReason.MAX_TASKS or self.is_reserved:
+        if self.kept_for is not None:
+            return [worker_key(worker_id), slot_key(worker_id), kept_key(self.kept_for)], NO_JOBS.keys
+        if self.reason == EmptyReason.MAX_TASKS:
             return [worker_key(worker_id), slot_key(worker_id)], NO_JOBS.keys
         if self.reason == EmptyReason.NO_SLOTS:
             return [worker_key(worker_id), slot_key(worker_id)], self.jobs.keys
@@ -319,10 +321,10 @@ class _OpenQueues:
         self._workers = workers
         self._reservations = reservations
         # Of workers with queues whose tasks take several slots: their free slots, the queues whose tasks take
-        # more, and the position of the task for which a worker keeps its free slots.
+        # more, and the task for which a worker keeps its free slots.
         self._free_slots: dict[UUID, int] = {}
         self._passed: dict[OpenTo, set[UUID]] = {}
-        self.kept_for: dict[OpenTo, Place] = {}
+        self.kept_for: dict[OpenTo, Kept] = {}
         # The jobs that are locked, once one of them has a limit, and how many more of its tasks may be held.
         self._locked: set[UUID] = set()
         self._free: dict[UUID, int] = {}
@@ -347,7 +349,7 @@ class _OpenQueues:
             if any(head.cost for head in heads):
                 demand = await self._fitting(item, heads, demand)
                 # Queues that were not read have later tasks than the one for which slots are kept.
-                if (until := self.kept_for.get(item.queues)) is not None and until <= heads[-1].place:
+                if (kept := self.kept_for.get(item.queues)) is not None and kept.place <= heads[-1].place:
                     return demand
             if is_all or len(demand) >= count:
                 return demand
@@ -361,30 +363,47 @@ class _OpenQueues:
 
         If the worker keeps its free slots for a task of one, it gets none that comes later.
         """
-        worker_id, fitting = item.worker_id, {}
-        if worker_id not in self._free_slots:
-            slots = self._workers[worker_id].slots
-            # The claims of a worker with batches choose their queues.
-            has_batches = item.choice is not None
-            self._free_slots[worker_id] = await rules_slots.free(
-                self._tx, worker_id, slots, has_batches=has_batches
-            )
-        passed, until = set[UUID](), _LAST
+        free, fitting, passed = await self._free_slots_of(item), dict[UUID, int](), set[UUID]()
+        kept: Kept | None = None
         for head in heads:
-            if head.place >= until:
+            if kept is not None and head.place >= kept.place:
                 break
-            if head.cost is None or head.cost <= self._free_slots[worker_id]:
+            if head.cost is None or head.cost <= free:
                 if head.job_id in demand:
                     fitting[head.job_id] = demand[head.job_id]
             elif item.is_open_to_worker(head):
                 passed.add(head.job_id)
-                about = self._tx, head, worker_id, item.order.room_cap
-                until = min(until, await self._reservations.kept_for(*about) or _LAST)
+                about = self._tx, head, item.worker_id, item.order.room_cap
+                kept = rules_slots.first_kept(kept, await self._reservations.kept_for(*about))
         self._passed[item.queues] = passed
         self.kept_for.pop(item.queues, None)
-        if until < _LAST:
-            self.kept_for[item.queues] = until
+        if kept is not None:
+            self.kept_for[item.queues] = kept
         return fitting
+
+    async def _free_slots_of(self, item: Claim) -> int:
+        """Return how many slots of its worker the tasks that it holds leave."""
+        worker_id = item.worker_id
+        if worker_id not in self._free_slots:
+            slots = self._workers[worker_id].slots
+            # The claims of a worker with batches choose their queues.
+            has_batches = item.choice is not None
+            free = await rules_slots.free(self._tx, worker_id, slots, has_batches=has_batches)
+            self._free_slots[worker_id] = free
+        return self._free_slots[worker_id]
+
+    def until(self, key: OpenTo) -> Place | None:
+        """Return the position of the task for which a worker keeps its free slots."""
+        return None if (kept := self.kept_for.get(key)) is None else kept.place
+
+    def notice_claimed(self, job_ids: AbstractSet[UUID]) -> None:
+        """Wake the claims whose workers kept slots free for tasks of these queues, which are claimed now."""
+        costly = job_ids & {
+            head.job_id for heads, _ in self._by_worker.values() for head in heads if head.cost
+        }
+        self._reservations.forget_first(costly)
+        for job_id in costly:
+            self._tx.wake(kept_key(job_id))
 
     def share_slots(self, slots: Sequence[_WorkerSlot]) -> None:
         """Let one claim of a worker take tasks of several slots, and only one task, or one batch."""
@@ -412,7 +431,7 @@ class _OpenQueues:
                 key = slot.claim.queues
                 if key not in shared:
                     shared[key] = await self.demand(slot.claim, count)
-                slot.demand, slot.until = shared[key], self.kept_for.get(key)
+                slot.demand, slot.until = shared[key], self.until(key)
             job_ids = {job_id for demand in shared.values() for job_id in demand}
             limited = {
                 head.job_id: head
@@ -606,7 +625,7 @@ async def _slots(
         else:
             demand = await queues.demand(item, needed)
         slot = _WorkerSlot(claim=item, demand=demand, task_limit=item.task_limit, refusal=refusal)
-        slot.until = queues.kept_for.get(item.queues)
+        slot.until = queues.until(item.queues)
         if item.claim_id is not None:
             slot = by_claim.setdefault((item.worker_id, item.claim_id), slot)
         slots.append(slot)
@@ -714,6 +733,7 @@ async def _claim_new(
         rest = await sql_expiry.lock_expired_of_jobs(tx, now, _MAX_EXPIRED, sorted(expired), seqs)
         moves += [(task, rules_transitions.expired(task, now)) for task in rest]
     await sql_transitions.claim(tx, moves)
+    queues.notice_claimed({task.job_id for task, _ in moves})
     if limiter is not None:
         await limiter.write([after for _, after in moves if after.status in HELD])
     for _, after in moves:
@@ -940,7 +960,8 @@ def _result(
     is_contended = is_left or slot.may_claim_again
     empty = slot.claim.empty(jobs[worker_id], reason, is_contended=is_contended, passed=names)
     if isinstance(empty, ClaimResult):
-        empty.is_reserved = slot.claim.queues in queues.kept_for
+        kept = queues.kept_for.get(slot.claim.queues)
+        empty.kept_for = None if kept is None else kept.queue_id
     return empty
 
 

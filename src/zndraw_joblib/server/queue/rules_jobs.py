@@ -345,7 +345,7 @@ async def _set_policy(tx: Transaction, caller: Identity, job: JobRecord, named: 
         detail = policy.model_dump(mode="json", include=set(changed))
         await rules_audit.record(tx, caller, "job.policy", str(job.name), job.room_id, detail)
     if changed.keys() & {"requires", "cost"}:
-        await rules_queues.relink(tx, job.name)
+        await rules_queues.relink(tx, job.name, has_new_cost="cost" in changed)
     if changed.keys() & {"max_in_flight", "limits"}:
         versions = await sql_jobs.lock_versions(tx, job.name)
         if "limits" in changed:

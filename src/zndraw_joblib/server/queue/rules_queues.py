@@ -12,7 +12,7 @@ from uuid import UUID
 from pydantic_core import from_json, to_json
 
 from zndraw_joblib.server.db.database import Transaction
-from zndraw_joblib.server.process.ports import QUEUES, version_of, worker_key
+from zndraw_joblib.server.process.ports import QUEUES, slot_key, version_of, worker_key
 from zndraw_joblib.server.queue import sql_jobs, sql_queues, sql_workers
 from zndraw_joblib.server.queue.sql_jobs import OWN_COST, JobRecord, cost_of
 from zndraw_joblib.server.queue.sql_task_rows import TaskRecord, TaskRow
@@ -302,13 +302,18 @@ async def link_worker(tx: Transaction, worker_id: UUID, rows: Sequence[JobRecord
         await sql_workers.heartbeat(tx, [worker_id])
 
 
-async def relink(tx: Transaction, name: JobName) -> None:
-    """Link the workers of a job to its queues again, after its policy, labels or slots have changed."""
+async def relink(tx: Transaction, name: JobName, *, has_new_cost: bool = False) -> None:
+    """Link the workers of a job to its queues again, after its policy, labels or slots have changed.
+
+    With `has_new_cost`, wake claims of those workers too that waited for more free slots.
+    """
     rows = await sql_jobs.lock_versions(tx, name)
     versions = {row.job_version: row for row in rows if row.requires is None}
     if not versions:
         return
     candidates = await sql_queues.candidates(tx, [row.id for row in versions.values()])
+    for worker_id in {worker.id for worker in candidates} if has_new_cost else ():
+        tx.wake(slot_key(worker_id))
     for row in versions.values():
         of_version = [worker for worker in candidates if worker.job_id == row.id]
         fit = [worker.id for worker in of_version if _fits(worker.labels, worker.slots, row)]
@@ -329,3 +334,5 @@ async def relabel(tx: Transaction, worker_id: UUID, others: Sequence[JobName] = 
     await sql_queues.lock_all(tx, [*names, *others])
     for name in sorted(names):
         await relink(tx, name)
+    # Its links may be the same, but more of its slots may be free.
+    tx.wake(worker_key(worker_id))

@@ -4,7 +4,9 @@ The cost of a task is that of its queue. A worker is linked to a queue only if i
 claim compares the cost with the free slots alone, and passes over queues instead of tasks.
 """
 
+from collections.abc import Iterable
 from datetime import datetime, timedelta
+from typing import NamedTuple
 from uuid import UUID
 
 from cachetools import LRUCache, TTLCache
@@ -50,6 +52,18 @@ async def free(tx: Transaction, worker_id: UUID, slots: int | None, *, has_batch
     return (slots or 1) - taken
 
 
+class Kept(NamedTuple):
+    """The position and the queue of the task for which a worker keeps its free slots."""
+
+    place: Place
+    queue_id: UUID
+
+
+def first_kept(kept: Kept | None, other: Kept | None) -> Kept | None:
+    """Return the earlier one of two tasks for which a worker keeps slots."""
+    return min((one for one in (kept, other) if one is not None), default=None)
+
+
 class Reservations:
     """The workers that keep their free slots for the first task of a queue which takes more of them.
 
@@ -69,8 +83,8 @@ class Reservations:
 
     async def kept_for(
         self, tx: Transaction, head: QueueHead, worker_id: UUID, room_cap: int | None
-    ) -> Place | None:
-        """Return the position of the task of a queue for which a worker keeps slots; None if it keeps none.
+    ) -> Kept | None:
+        """Return for which task of a queue a worker keeps its free slots; None if it keeps none.
 
         `room_cap` limits how many tasks of a room may be held.
         """
@@ -87,7 +101,12 @@ class Reservations:
         if workers is None:
             workers = self._workers[head.job_id] = await _most_free(tx, head)
         number = 1 + max(0, (now - since) // _ONE_MORE_AFTER)
-        return first if worker_id in workers[:number] else None
+        return Kept(first, head.job_id) if worker_id in workers[:number] else None
+
+    def forget_first(self, queue_ids: Iterable[UUID]) -> None:
+        """Read again which task of these queues is the first one that limits allow."""
+        for queue_id in queue_ids:
+            self._first.pop(queue_id, None)
 
     async def _first_allowed(self, tx: Transaction, head: QueueHead, room_cap: int | None) -> Place | None:
         if room_cap is None and not head.has_pauses and not head.is_limited:

@@ -54,9 +54,10 @@ from zndraw_joblib.server.process.waiters import (
     OPEN,
     CallerAccess,
     Disconnected,
-    KeySet,
+    Wait,
     Waiter,
     Waiters,
+    wait_at_most,
     waiting_requests,
 )
 from zndraw_joblib.server.queue import (
@@ -172,8 +173,9 @@ Write = Callable[..., Awaitable[Any]]
 SubmitAll = Callable[[Transaction, Sequence[rules_tasks.Submission]], Awaitable[list[TaskResponse]]]
 
 _MAX_CLAIM_PAUSE, _FINISH_SECONDS, _LAST_EVENTS_SECONDS = 0.5, 10.0, 1.0
-# A claim whose worker keeps its free slots for a task looks so often whether this task still waits.
-_RESERVED_SECONDS = 1.0
+# A claim whose worker keeps its free slots for a task is woken when it may get one. It also looks this often:
+# for urgent tasks, for which it does not wait, and for tasks of its worker that end at other servers.
+_KEPT_SECONDS = 2.0
 # A write for this many tasks takes a few milliseconds, or a few tens if it changes all of them.
 _TASKS_PER_SHORT_WRITE = 500
 
@@ -699,24 +701,22 @@ class Runtime:
     ) -> rules_claims.ClaimResult | None:
         result: rules_claims.ClaimResult | None = await flow.claim(item)
         while result is not None and not result.is_final and not self.waiters.is_over(deadline, disconnected):
-            keys = result.keys(item.worker_id)
-            until = flow.until(deadline)
-            if result.is_reserved:
-                until = min(until, time.monotonic() + _RESERVED_SECONDS)
-            result = await self._wait_for_claim(item, keys, until, disconnected, access, flow)
+            result = await self._wait_for_claim(item, result, flow, deadline, disconnected, access)
         return result
 
     async def _wait_for_claim(
         self,
         item: rules_claims.Claim,
-        keys: tuple[list[str], KeySet],
+        last: rules_claims.ClaimResult,
+        flow: ClaimFlow,
         deadline: float,
         disconnected: Disconnected,
         access: CallerAccess,
-        flow: ClaimFlow,
     ) -> rules_claims.ClaimResult | None:
-        """Claim and wait in turns until there is a task, the deadline, or other keys to wait on."""
-        own, of_jobs = keys
+        """Claim and wait in turns until there is a task, the deadline, or other keys than those of `last`."""
+        own, of_jobs = last.keys(item.worker_id)
+        wait: Wait | None = None if flow.batch is None else flow.batch.wait
+        wait = wait if last.kept_for is None else wait_at_most(_KEPT_SECONDS, disconnected, wait)
 
         async def check(waiter: Waiter) -> rules_claims.ClaimResult:
             result = await flow.claim(item._replace(refused_rooms=await access.check()))
@@ -743,10 +743,10 @@ class Runtime:
             [*own, *claim_keys, *access.keys],
             check,
             is_done,
-            deadline=deadline,
+            deadline=flow.until(deadline),
             user=item.caller.id,
             disconnected=disconnected,
-            wait=None if flow.batch is None else flow.batch.wait,
+            wait=wait,
             shared=of_jobs,
         )
 
