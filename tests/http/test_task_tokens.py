@@ -4,6 +4,7 @@ What is expected follows from the row of the operation, so a new row is tested w
 """
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Annotated, Any, NamedTuple
@@ -101,13 +102,15 @@ async def test_a_token_permits_what_its_rows_say_for_its_own_task(claimed: Claim
                 response = await send(claimed.client, operation, request, room)
                 assert status_of(response, request) in {403, 404}, (row.name, room, response.text)
     assert await state_of(claimed) == before
+    made = await claimed.client.post(f"{V1}/groups", json={"room": "lab"})
+    own = claimed.own._replace(group_id=made.json()["id"])
     # The last one ends the task.
     for row in sorted(SORTED, key=lambda row: row is ops.REPORT_TASKS):
         if row.for_task is not None:
             request = OPERATIONS[f"{row.method.lower()} {row.template}"]._replace(task="running")
             if row is ops.UPDATE_TASK:
                 request = request._replace(json=lambda _: {"progress": {"current": 1}})
-            response = await send(claimed.client, f"{row.method} {row.template}", request, claimed.own)
+            response = await send(claimed.client, f"{row.method} {row.template}", request, own)
             assert status_of(response, request) not in {401, 403}, (row.name, response.text)
 
 
@@ -171,8 +174,8 @@ async def test_a_token_reads_reports_and_submits_until_its_claim_ends(claimed: C
     for fields in (
         {"parent": claimed.own.completed},
         {"after": {"tasks": [claimed.own.completed]}},
+        {"after": {"groups": [claimed.own.group_id]}},
         {"group": claimed.own.group_id},
-        {"unique": {"key": "k", "on_conflict": "replace"}},
     ):
         expect_problem(await token.post(url, json={"payload": {}, **fields}), 403, "forbidden")
         batch = {"tasks": [{"room_id": "lab", "job_name": claimed.own.job, "payload": {}, **fields}]}
@@ -197,6 +200,95 @@ async def test_a_token_reads_reports_and_submits_until_its_claim_ends(claimed: C
     )
     assert (ended.status_code, ended.json()["result"]) == (200, 3)
     expect_problem(await token.get(f"{V1}/tasks/{task['id']}", headers=renewed), 401, "unauthorized")
+
+
+@on_both
+async def test_the_groups_of_a_token_have_only_children_of_its_task(claimed: Claimed) -> None:
+    """Also by users and with the token of another task, in batches, and for tasks after the group."""
+    token, olga, own = claimed.client, claimed.olga, claimed.task["id"]
+    second = await second_token(claimed)
+    job, url = claimed.own.job, f"{V1}/rooms/lab/tasks/{claimed.own.job}"
+    on_end = {"room": "lab", "on_end": {"job": job, "payload": {}}}
+    expect_problem(await token.post(f"{V1}/groups", json=on_end), 403, "forbidden")
+    group = (await token.post(f"{V1}/groups", json={"room": "lab"})).json()["id"]
+    after = {"after": {"groups": [group]}}
+    for client, fields, headers, status in (
+        (token, {"group": group}, {}, 202),
+        (token, {"group": group}, second, 403),
+        (token, after, {}, 202),
+        (token, after, second, 403),
+        (olga, {"group": group}, {}, 403),
+        (olga, {"group": group, "parent": claimed.own.completed}, {}, 403),
+        (olga, {"group": group, "parent": own}, {}, 202),
+        (olga, after, {}, 202),
+    ):
+        response = await client.post(url, json={"payload": {}, **fields}, headers=headers)
+        assert response.status_code == status, response.text
+        entry = {"room_id": "lab", "job_name": job, "payload": {}, **fields}
+        response = await client.post(f"{V1}/tasks/submit", json={"tasks": [entry]}, headers=headers)
+        assert response.json()["results"][0]["status"] == status, response.text
+    assert (await olga.get(f"{V1}/groups/{group}")).json()["total"] == 4
+
+
+@on_both
+async def test_a_token_reads_and_seals_the_groups_of_its_task(claimed: Claimed) -> None:
+    """Also that of the next attempt; another token does not."""
+    token, task, olga = claimed.client, claimed.task, claimed.olga
+    second = await second_token(claimed)
+    group = (await token.post(f"{V1}/groups", json={"room": "lab"})).json()
+    path = f"{V1}/groups/{group['id']}"
+    entry = {"room_id": "lab", "job_name": claimed.own.job, "payload": {}}
+    added = {"tasks": [{**entry, "group": group["id"]}] * 2}
+    assert (await token.post(f"{V1}/tasks/submit", json=added)).status_code == 200
+    batch = {"tasks": [entry], "group": {"room": "lab", "sealed": True}}
+    [made] = (await token.post(f"{V1}/tasks/submit", json=batch)).json()["results"]
+    await report(olga, task, "pending", attempt=task["attempt"])
+    again = await start(olga, claimed.own)
+    own = {"Authorization": f"Bearer {again['token']}"}
+    for headers, status in ((own, 200), (second, 403)):
+        for place in (path, f"{path}/results", f"{path}/events", f"{V1}/groups/{made['task']['group']}"):
+            assert (await token.get(place, headers=headers)).status_code == status, place
+        sealed = await token.patch(path, json={"sealed": True}, headers=headers)
+        assert sealed.status_code == status
+    wait = asyncio.create_task(token.get(path, headers={**own, "Prefer": "wait=60"}))
+    body = {"worker_id": claimed.own.worker_id, "start": True, "max": 3}
+    for child in (await olga.post(f"{V1}/tasks/claim", json=body)).json()["tasks"]:
+        await report(olga, child, "completed", result=1, attempt=child["attempt"])
+    async with asyncio.timeout(30):
+        assert (await wait).json()["counts"]["completed"] == 2
+    lines = (await token.get(f"{path}/results", headers=own)).text.splitlines()
+    assert [json.loads(line)["result"] for line in lines] == [1, 1]
+
+
+async def second_token(claimed: Claimed) -> dict[str, str]:
+    """Start another task of the room, and return the header with its token."""
+    await submit(claimed.olga, {"full_name": claimed.own.job})
+    return {"Authorization": f"Bearer {(await start(claimed.olga, claimed.own))['token']}"}
+
+
+@on_both
+async def test_a_token_replaces_only_children_of_its_task(claimed: Claimed) -> None:
+    """A debounced submit of another task with the same key gets the refusal of a duplicate."""
+    second = await second_token(claimed)
+    url = f"{V1}/rooms/lab/tasks/{claimed.own.job}"
+    kinds = (
+        {"unique": {"key": "k", "on_conflict": "replace"}},
+        {"unique": {"key": "d"}, "debounce": {"seconds": 60}},
+    )
+    for fields in kinds:
+        first, repeat = [await claimed.client.post(url, json={"payload": {"n": n}, **fields}) for n in (1, 2)]
+        assert (first.status_code, repeat.status_code) == (202, 200), repeat.text
+        assert (repeat.json()["id"], repeat.json()["payload"]) == (first.json()["id"], {"n": 2})
+        body = {"payload": {"n": 3}, **fields}
+        other = await claimed.client.post(url, json=body, headers=second)
+        assert expect_problem(other, 409, "duplicate-task")["task_id"] == first.json()["id"]
+        batch = {"tasks": [{**body, "room_id": "lab", "job_name": claimed.own.job}]}
+        [result] = (await claimed.client.post(f"{V1}/tasks/submit", json=batch, headers=second)).json()[
+            "results"
+        ]
+        assert result["status"] == 409
+        assert (await claimed.client.get(f"{V1}/tasks/{first.json()['id']}")).json()["payload"] == {"n": 2}
+        assert (await claimed.olga.post(url, json=body)).json()["payload"] == {"n": 3}
 
 
 async def test_a_successor_reads_its_predecessor(claimed: Claimed) -> None:

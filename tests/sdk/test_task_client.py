@@ -19,7 +19,12 @@ Make = Callable[..., JobManager]
 @job
 def parent(task: TaskContext, other: str, child: str) -> list[Any]:
     """Submit a child and read it; try to read a task of another client."""
-    handle = task.client.submit(child, {"a": 1, "b": 2})
+    client = task.client
+    handle = client.submit(child, {"a": 1, "b": 2})
+    with client.group() as group:
+        others = [group.submit(child, {"a": 1, "b": n}) for n in range(7)]
+        others.append(task.submit(child, {"a": 1, "b": 7}, group=group.id))
+    ended = {*client.as_completed([handle, *others[:3]], timeout=50)}
     try:
         task.client.task(other).refresh()
     except Forbidden as problem:
@@ -28,6 +33,7 @@ def parent(task: TaskContext, other: str, child: str) -> list[Any]:
         handle.result(50),
         handle.refresh().parent == task.client.task(task.task_id).refresh().id,
         refusal,
+        [group.gather(50), client.gather(*others, timeout=50), len(ended), others[-1].refresh().parent],
     ]
 
 
@@ -62,8 +68,9 @@ def test_a_job_uses_the_queue_with_the_rights_of_its_task(worker: Make, room: st
     task_id = manager.submit(parent.task(other=other, child=f"{room}:modifiers:Add"), room=room)
     result = manager.wait_for(task_id, 50)
     assert result.status == "completed", (result.error, child)
-    total, is_child, refusal = result.result
-    assert (total, is_child) == (3, True)
+    total, is_child, refusal, (of_group, of_tasks, ended, last_parent) = result.result
+    assert (total, is_child, ended, last_parent) == (3, True, 4, task_id)
+    assert of_group == of_tasks == [1, 2, 3, 4, 5, 6, 7, 8]
     assert other in refusal
     assert task_id in refusal
 

@@ -35,6 +35,7 @@ from zndraw_joblib.server.process.ports import Identity, Page
 from zndraw_joblib.server.queue import (
     rules_rates,
     sql_details,
+    sql_groups,
     sql_idempotency,
     sql_jobs,
     sql_providers,
@@ -1284,6 +1285,29 @@ async def test_tasks_of_earlier_releases_take_one_slot(empty: AsyncEngine) -> No
     with pytest.raises(RuntimeError, match="costs"):
         async with empty.begin() as connection:
             await connection.run_sync(migrate, command.downgrade, "0048")
+
+
+async def test_groups_of_earlier_releases_are_of_no_task(empty: AsyncEngine) -> None:
+    """The upgrade from 0049 keeps groups, and so does a downgrade."""
+    at = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
+    group = {
+        "id": uuid4(),
+        "room_id": "lab",
+        "created_by": "ann",
+        "created_at": at,
+        "sealed": False,
+        "due_at": at,
+    }
+    async with empty.begin() as connection:
+        await connection.run_sync(migrate, command.upgrade, "0049")
+        await add(connection, {"joblib_group": group})
+    for _ in range(2):
+        database = SessionDatabase(open_sessions(empty))
+        await schema.upgrade(database)
+        row = await database.read(sql_groups.get, group["id"])
+        assert (row.created_by, row.due_at, row.task_id) == ("ann", at, None)
+        async with empty.begin() as connection:
+            await connection.run_sync(migrate, command.downgrade, "0049")
 
 
 def test_the_names_of_the_migrations_are_their_versions() -> None:

@@ -337,6 +337,8 @@ class AsyncQueue(AsyncSubmitter):
     of rooms, and `operator` what superusers do: register and forget jobs, pause and resume jobs and rooms.
     """
 
+    _watch: type[Watch] = Watch
+
     def __init__(
         self,
         url: str | None = None,
@@ -372,15 +374,15 @@ class AsyncQueue(AsyncSubmitter):
         rooms = rooms_of(tasks)
         with Bar(shown=progress) as bar:
             show = partial(bar.show, "tasks")
-            flow = gather(rooms, timeout, self._rule, return_exceptions=return_exceptions, show=show)
-            results = await self._rest.run(flow)
+            options: dict[str, Any] = {"return_exceptions": return_exceptions, "kind": self._watch}
+            results = await self._rest.run(gather(rooms, timeout, self._rule, show=show, **options))
         return [results[str(id_of(task))] for task in tasks]
 
     async def as_completed(
         self, tasks: Iterable[str], *, timeout: float | None = None
     ) -> AsyncIterator[AsyncTaskHandle]:
         """Yield each task once it has ended; wait as `gather` does. Raises TimeoutError."""
-        watch = Watch(rooms_of(tasks), self._rule)
+        watch = self._watch(rooms_of(tasks), self._rule)
         deadline = inf if timeout is None else time.monotonic() + timeout
         while len(watch):
             for task_id in await self._rest.run(watch.next_ended(deadline)):

@@ -181,8 +181,10 @@ class TaskContext:
     def client(self) -> Any:
         """A `Queue` with the rights of this task alone, for as long as it runs.
 
-        It submits tasks below this one in its room, and reads this task, its predecessors and what it has
-        submitted, and the jobs and providers of its room. Raises RuntimeError where no worker runs the task.
+        It submits tasks below this one in its room, also in groups. It reads this task, its predecessors and
+        what it has submitted, and the jobs and providers of its room.
+
+        Raises RuntimeError where no worker runs the task.
         """
         raise no_server(self)
 

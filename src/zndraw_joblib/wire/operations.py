@@ -154,8 +154,10 @@ class ForTask(Enum):
     RELATED = auto()
     # In the room of the task.
     ROOM = auto()
-    # Tasks in the room of the task, whose parent it is.
+    # Tasks in the room of the task, whose parent it is, and groups of these.
     CHILDREN = auto()
+    # For the groups that the task has made, also in an earlier attempt.
+    GROUP = auto()
 
 
 # Each operation identifies its caller, with a dependency of the host that may read parameters and refuse.
@@ -367,16 +369,20 @@ GET_JOB = Operation("get_job", "GET", "/rooms/{room_id}/jobs/{name}",
 CREATE_GROUP = Operation("create_group", "POST", "/groups",
     "groups", Access.NAMED_ROOMS, Scope.SUBMIT, Effect.WRITE_ONCE, g.GroupResponse, body=g.GroupRequest,
     status=201,
-    problems=(*_WRITABLE_ROOMS, *_JOB, p.InvalidPayload, p.InternalJobNotConfigured, p.TooManyRequests))
+    problems=(*_WRITABLE_ROOMS, *_JOB, p.InvalidPayload, p.InternalJobNotConfigured, p.TooManyRequests),
+    for_task=ForTask.CHILDREN)
 LIST_GROUPS = Operation("list_groups", "GET", "/groups",
     "groups", Access.NAMED_ROOMS, Scope.READ, Effect.READ, GroupEntries, problems=_ROOMS)
 GET_GROUP = Operation("get_group", "GET", "/groups/{group_id}",
-    "groups", Access.GROUP, Scope.READ, Effect.READ, g.GroupResponse, problems=(*_GROUP, p.TooManyRequests))
+    "groups", Access.GROUP, Scope.READ, Effect.READ, g.GroupResponse, problems=(*_GROUP, p.TooManyRequests),
+    for_task=ForTask.GROUP)
 UPDATE_GROUP = Operation("update_group", "PATCH", "/groups/{group_id}",
     "groups", Access.GROUP, Scope.SUBMIT, Effect.WRITE_ONCE, g.GroupResponse, body=g.GroupUpdate,
-    problems=(*_GROUP, *_WRITABLE_ROOMS))
+    problems=(*_GROUP, *_WRITABLE_ROOMS),
+    for_task=ForTask.GROUP)
 READ_GROUP_RESULTS = Operation("read_group_results", "GET", "/groups/{group_id}/results",
-    "groups", Access.GROUP, Scope.READ, Effect.READ, bytes, problems=_GROUP)
+    "groups", Access.GROUP, Scope.READ, Effect.READ, bytes, problems=_GROUP,
+    for_task=ForTask.GROUP)
 
 # Schedules.
 
@@ -446,7 +452,8 @@ FOLLOW_ROOM = Operation("follow_room", "GET", "/rooms/{room_id}/events",
     p.TooManyRequests))
 FOLLOW_GROUP = Operation("follow_group", "GET", "/groups/{group_id}/events",
     "events", Access.STREAM_TOKEN, Scope.READ, Effect.READ, g.GroupEvents, problems=(*_GROUP,
-    p.TooManyRequests))
+    p.TooManyRequests),
+    for_task=ForTask.GROUP)
 CREATE_TASK_STREAM_TOKEN = Operation("create_task_stream_token", "POST", "/tasks/{task_id}/events/token",
     "events", Access.TASK_READ, Scope.READ, Effect.WRITE, h.StreamToken, status=201, problems=_TASK)
 CREATE_ROOM_STREAM_TOKEN = Operation("create_room_stream_token", "POST", "/rooms/{room_id}/events/token",

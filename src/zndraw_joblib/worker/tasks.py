@@ -19,6 +19,7 @@ from zndraw_joblib.client.rest import TaskRest
 from zndraw_joblib.client.retry import RetryRule, describe, status_of
 from zndraw_joblib.client.schedules import Schedules
 from zndraw_joblib.client.submits import Submits, TaskOptions
+from zndraw_joblib.client.watching import TaskWatch
 from zndraw_joblib.client.webhooks import Webhooks
 from zndraw_joblib.jobs.failures import one_line
 from zndraw_joblib.jobs.forks import exit_if_forked
@@ -29,6 +30,7 @@ from zndraw_joblib.jobs.task_context import CancelEvent, TaskContext, no_server
 from zndraw_joblib.jobs.traces import RunSpans, TaskSpan, start_run, start_span
 from zndraw_joblib.wire.messages import MAX_NAMED_TASKS, NamedTask, TaskResponse, TaskVerdict, Verdict
 from zndraw_joblib.wire.names import short_name
+from zndraw_joblib.wire.problems import DuplicateTask
 
 if TYPE_CHECKING:
     import httpx
@@ -155,8 +157,11 @@ class _TaskConnection:
 class TaskQueue(Queue):
     """A `Queue` with the rights of a running task: what it submits are tasks below this one, in its room.
 
-    It reads this task, what it waits for, and what it has submitted, and the jobs and providers of its room.
+    It reads this task, what it waits for, and what it has submitted, its groups, and the jobs and providers
+    of its room.
     """
+
+    _watch = TaskWatch
 
     def __init__(self, api: ApiManager, credential: TaskCredential, room: str) -> None:
         self._connection: Any = _TaskConnection(api, credential)
@@ -230,9 +235,11 @@ class ClaimedTask(TaskContext):
         if self.credential is not None:
             try:
                 return self.client.submit(job, payload, idempotency_key=idempotency_key, **options)
-            # The worker may do more than its task, such as submit to a group.
+            # The worker may do more than its task, such as submit to a group of another client, or read the
+            # task of another client that holds the unique key.
             except Exception as error:
-                if status_of(error) not in _REFUSALS or not self.server.has_identity:
+                is_of_token = isinstance(error, DuplicateTask) or status_of(error) in _REFUSALS
+                if not (is_of_token and self.server.has_identity):
                     raise
         return self.server.submitter.submit(job, payload, idempotency_key=idempotency_key, **options)
 

@@ -765,7 +765,8 @@ class Group(Base, table=True):
 
     At `due_at` an open group expires, or is sealed: null once neither is to happen. `on_end` is a
     `GroupOnEnd` as JSON, `on_end_schema` the digest of the schema that its payload was checked against, and
-    `on_end_task` the task that was submitted at the end; `error` is why it was not.
+    `on_end_task` the task that was submitted at the end; `error` is why it was not. `task_id` is the task
+    whose token has made the group, which has only children of this task.
     Writers that add tasks lock the row for a share, those that may end it for themselves: after tasks, before
     jobs.
     """
@@ -793,6 +794,7 @@ class Group(Base, table=True):
     on_end_schema: str | None = Field(default=None, max_length=64)
     on_end_task: UUID | None = _column(Uuid, optional=True)
     error: str | None = _optional_text()
+    task_id: UUID | None = _column(Uuid, optional=True)
 
 
 class GroupCount(Base, table=True):

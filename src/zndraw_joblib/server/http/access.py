@@ -600,25 +600,28 @@ async def _check_task_permits(request: Request, caller: Identity, operation: Ope
     if operation.for_task is None:
         raise Forbidden(
             f"Not authorized: the token is of task {caller.task.id}. It reads and reports on this task, "
-            "submits tasks below it, and reads jobs and providers of its room"
+            "submits tasks below it, also in groups, and reads jobs and providers of its room"
         )
-    text = request.path_params.get("task_id")
+    kind = "group" if operation.for_task is ForTask.GROUP else "task"
+    text = request.path_params.get(f"{kind}_id")
     if text is None:
         return  # the guards check the room, and the work what the body names
     try:
-        task_id = UUID(text)
+        id_ = UUID(text)
     except ValueError:
         return  # the parameter is invalid
-    if operation.for_task is ForTask.RELATED:
-        await check_related(request, caller, [task_id])
-    elif task_id != caller.task.id:
-        raise rules_transitions.other_task(caller, task_id)
+    if operation.for_task in {ForTask.RELATED, ForTask.GROUP}:
+        await check_related(request, caller, [id_], kind)
+    elif id_ != caller.task.id:
+        raise rules_transitions.other_task(caller, id_)
 
 
-async def check_related(request: Request, caller: Identity, ids: Collection[UUID]) -> None:
-    """Raise `Forbidden` for a task that does not belong to the task of the caller's token."""
-    for task_id in await unrelated(request, caller, ids):
-        raise rules_transitions.other_task(caller, task_id)
+async def check_related(
+    request: Request, caller: Identity, ids: Collection[UUID], kind: str = "task"
+) -> None:
+    """Raise `Forbidden` for a task or a group that does not belong to the task of the caller's token."""
+    for id_ in await unrelated(request, caller, ids):
+        raise rules_transitions.other_task(caller, id_, kind)
 
 
 async def unrelated(request: Request, caller: Identity, ids: Collection[UUID]) -> Collection[UUID]:

@@ -100,7 +100,8 @@ async def resolve_access(request: Request) -> StreamAccess:
             return await find_reader() is not None
 
         return StreamAccess(reader, owner.room_id, task_id, is_valid, owner.seconds, group_id)
-    caller = await permitted_caller(request, ops.FOLLOW_ROOM if task_id is None else ops.FOLLOW_TASK)
+    of_task = ops.FOLLOW_ROOM if task_id is None else ops.FOLLOW_TASK
+    caller = await permitted_caller(request, of_task if group_id is None else ops.FOLLOW_GROUP)
     # The room of a task or a group does not change, so the checks while the stream is open do not read it.
     own_room = await _own_room(queue.runtime, task_id, group_id)
     room_id = await _readable_room(request, caller, task_id, own_room)
@@ -253,9 +254,9 @@ class EventStream(Response):
         self._subscription = subscription
         self._send_seconds = queue.runtime.settings.stream_send_timeout_seconds
         self._has_started = False
-        self._idle_seconds = queue.keep_alive_seconds
+        self.idle_seconds = queue.keep_alive_seconds
         if subscription.caller.task is not None:
-            self._idle_seconds = min(self._idle_seconds, _TASK_CHECK_SECONDS)
+            self.idle_seconds = min(self.idle_seconds, _TASK_CHECK_SECONDS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Stream until the task ends, the client disconnects or the server stops."""
@@ -325,7 +326,7 @@ class EventStream(Response):
     async def _next(self, reader: Reader) -> tuple[bytes, bool]:
         """Return what to send next, and whether it is the end of the stream."""
         if not reader.has_new:
-            await reader.wait(self._idle_seconds)
+            await reader.wait(self.idle_seconds)
             return (b"" if reader.has_new or reader.is_closed else KEEPALIVE_COMMENT), False
         entries = reader.take()
         if entries is None:

@@ -111,7 +111,7 @@ class GroupStream(EventStream):
         opened = checked = time.monotonic()
         kind = "snapshot"
         while not reader.is_closed:
-            state = await reader.next(self._queue.keep_alive_seconds)
+            state = await reader.next(self.idle_seconds)
             now = time.monotonic()
             if now >= checked + self._queue.trusted_seconds:
                 checked = now

@@ -61,6 +61,11 @@ async def create_group(
 async def checked_group(queue: QueueState, caller: Identity, room_id: str, group: NewGroup) -> GroupToMake:
     """Return a group that the caller may create. Raises the problem of its `on_end`."""
     schema, stored = None, queue.runtime.stored
+    if group.on_end is not None and caller.task is not None:
+        raise Forbidden(
+            "Not authorized: on_end: its task would have no parent, and the token of a task submits only "
+            "tasks below this one. Submit a task after the group instead (`after`), or leave out on_end"
+        )
     if group.on_end is not None:
         schema = await _checked_schema(queue, caller, room_id, group.on_end)
     await stored.groups.prepare(caller.id)

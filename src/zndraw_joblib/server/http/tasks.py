@@ -191,22 +191,13 @@ def _set_parent(caller: Identity, task: TaskSubmitRequest) -> None:
             f"Not authorized: parent: the token is of task {caller.task.id}, which is the parent of what it "
             "submits. Leave out parent"
         )
-    replaces = task.debounce is not None or (task.unique is not None and task.unique.on_conflict == "replace")
-    if replaces or task.group is not None:
-        raise Forbidden(
-            "Not authorized: the token of a task submits neither to groups, nor in place of other tasks. "
-            "Leave out group, debounce and on_conflict=replace"
-        )
     task.parent = caller.task.id
 
 
 def _with_parents(caller: Identity, batch: BatchSubmitRequest) -> Sequence[TaskToSubmit]:
     """Return the tasks of a batch; those that are submitted with the token of a task are its children."""
-    if caller.task is not None:
-        if batch.group is not None:
-            raise Forbidden("Not authorized: the token of a task creates no groups. Leave out group")
-        for task in batch.tasks:
-            _set_parent(caller, task)
+    for task in batch.tasks if caller.task is not None else ():
+        _set_parent(caller, task)
     return batch.tasks
 
 
@@ -229,9 +220,8 @@ async def _unreadable(
     distinct = list(dict.fromkeys(related))
     if caller.task is not None:
         others = await unrelated(request, caller, {id_ for _, id_ in distinct})
-        return {
-            (room, id_): rules_transitions.other_task(caller, id_) for room, id_ in distinct if id_ in others
-        }
+        refusal = partial(rules_transitions.other_task, caller, kind="task or group")
+        return {(room, id_): refusal(id_) for room, id_ in distinct if id_ in others}
     for room_id in dict.fromkeys(room_id for room_id, _ in distinct):
         try:
             await check_readable(request, room_id)

@@ -92,6 +92,7 @@ async def make(tx: Transaction, item: GroupToMake) -> GroupRecord:
         on_end_schema=None if item.schema is None else _digest(item.schema),
         on_end_task=None,
         error=None,
+        task_id=None if item.caller.task is None else item.caller.task.id,
     )
     item.add_group()
     await sql_groups.add(tx, group)

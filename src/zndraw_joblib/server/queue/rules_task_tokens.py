@@ -168,6 +168,9 @@ async def _holder(tx: Transaction, about: Claim, *, has_stored_users: bool) -> I
 
 
 async def unrelated(tx: Transaction, claim: TaskKey, ids: Collection[UUID]) -> set[UUID]:
-    """Return those of these ids that are no task of the claim: itself, predecessors, and its children."""
+    """Return those of these ids that the token of a claim does not reach.
+
+    It reaches its task, the predecessors and children of this, and the groups that this has made.
+    """
     others = set(ids) - {claim.id}
     return others - await sql_task_tokens.related(tx, claim.id, others) if others else set()

@@ -66,6 +66,7 @@ from zndraw_joblib.wire.names import INTERNAL, RESERVED, JobName
 from zndraw_joblib.wire.policy import WithoutWorkers
 from zndraw_joblib.wire.problems import (
     Conflict,
+    Forbidden,
     GroupNotFound,
     GroupSealed,
     InternalJobNotConfigured,
@@ -369,7 +370,10 @@ def set_payload_keys(items: Iterable[Submission]) -> None:
 def _unique_submit(item: Submission, rule: Unique) -> rules_unique.Submit:
     text = rule.key or str(item.payload_key)
     return rules_unique.Submit(
-        rules_unique.key_of(rule, text, item.job, item.room_id), item.options, item.room_id
+        rules_unique.key_of(rule, text, item.job, item.room_id),
+        item.options,
+        item.room_id,
+        None if item.caller.task is None else item.caller.task.id,
     )
 
 
@@ -511,6 +515,13 @@ def _group_fault(item: Submission, groups: Mapping[UUID, OpenGroup]) -> ProblemE
     group = groups.get(item.options.group)
     if group is None or group.room_id != item.room_id:
         return GroupNotFound(f"group: room {item.room_id!r} has no group {item.options.group}")
+    if item.caller.task is not None and group.task_id != item.caller.task.id:
+        return rules_transitions.other_task(item.caller, group.id, "group")
+    if group.task_id not in {None, item.options.parent}:
+        return Forbidden(
+            f"Not authorized: group: {group.id} was made with the token of task {group.task_id}, and takes "
+            "only tasks whose parent this is. Set parent, or create another group"
+        )
     if group.sealed:
         return GroupSealed(f"group: {group.id} is sealed; create another group for more tasks")
     return None

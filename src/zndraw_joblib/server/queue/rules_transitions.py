@@ -72,12 +72,12 @@ def outside_rooms(caller: Identity, room_id: str) -> Forbidden:
     )
 
 
-def other_task(caller: Identity, task_id: UUID) -> Forbidden:
-    """Return the refusal of the token of a task for another task."""
+def other_task(caller: Identity, id_: UUID, kind: str = "task") -> Forbidden:
+    """Return the refusal of the token of a task for another task, or for a group that this has not made."""
     own = None if caller.task is None else caller.task.id
     return Forbidden(
-        f"Not authorized for task {task_id}: the token is of task {own}, what this task waits for, and "
-        "what it has submitted"
+        f"Not authorized for {kind} {id_}: the token is of task {own}, what this task waits for, what it has "
+        "submitted, and the groups that it has made"
     )
 
 

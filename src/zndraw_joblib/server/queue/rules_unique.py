@@ -147,11 +147,20 @@ def replaces(options: TaskSubmitRequest) -> bool:
 
 
 class Submit(NamedTuple):
-    """A submit with a key, and the room that it comes from."""
+    """A submit with a key, the room that it comes from, and the task whose token it has."""
 
     key: UniqueKey
     options: TaskSubmitRequest
     room_id: str
+    task_id: UUID | None = None
+
+    def may_replace(self, holder: TaskRecord) -> bool:
+        """Return whether the submit replaces a task that holds its key.
+
+        A client writes only to its own room, and the token of a task only to the children of this task.
+        """
+        is_own = holder.room_id == self.room_id and self.task_id in {None, holder.parent}
+        return is_own and replaces(self.options) and holder.status is TaskStatus.PENDING
 
 
 class Make(Protocol):
@@ -209,15 +218,14 @@ class KeyHolders:
 
         What `make` raises is raised; then the key is as it was.
         """
-        key, options, room_id = submit
+        key, options = submit.key, submit.options
         rule, holder = options.unique, self._holders.get(key.id)
         if rule is None:
             return make()
         if holder is None or is_over(holder, self._now):
             task = self._holders[key.id] = keyed(make(), rule, key, self._now)
             return task
-        # A client may write only to its own room.
-        if replaces(options) and holder.status is TaskStatus.PENDING and holder.room_id == room_id:
+        if submit.may_replace(holder):
             holder = self._holders[key.id] = self._replaced(holder, make(is_new=False), options)
         elif rule.on_conflict == "reject":
             return duplicate_of(holder)

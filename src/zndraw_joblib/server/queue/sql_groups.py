@@ -47,6 +47,7 @@ class GroupRecord(NamedTuple):
     on_end_schema: str | None
     on_end_task: UUID | None
     error: str | None
+    task_id: UUID | None
 
 
 class OpenGroup(NamedTuple):
@@ -56,6 +57,7 @@ class OpenGroup(NamedTuple):
     room_id: str
     sealed: bool
     expires_at: datetime | None
+    task_id: UUID | None
 
 
 class GroupChange(NamedTuple):
@@ -88,7 +90,7 @@ _LOCK = statement(f"{_SELECT} WHERE id = ANY (:all_id) ORDER BY id\nFOR NO KEY U
 _LOCK_TO_SEAL = statement(f"{_SELECT} WHERE id = :id\nFOR UPDATE", *COLUMNS)
 _SHARE = statement(
     """
-SELECT id, room_id, sealed, expires_at FROM joblib_group WHERE id = ANY (:all_id) ORDER BY id
+SELECT id, room_id, sealed, expires_at, task_id FROM joblib_group WHERE id = ANY (:all_id) ORDER BY id
 FOR KEY SHARE
 """,
     *OpenGroup._fields,

@@ -257,7 +257,10 @@ _ONE_TASK, _TASKS = (
         ),
     )
 )
-_IS_OPEN_GROUP = "id = :group_id AND room_id = :group_room AND NOT sealed AND expires_at IS NULL"
+# A group of the token of a task has only children of this task, and no plain task is one.
+_IS_OPEN_GROUP = (
+    "id = :group_id AND room_id = :group_room AND NOT sealed AND expires_at IS NULL AND task_id IS NULL"
+)
 # The lock of the group comes before that of the job.
 _GROUPED = f"""
 grouped AS (

@@ -30,6 +30,8 @@ UNION ALL
 SELECT joblib_edge.predecessor AS id
 FROM joblib_task JOIN joblib_edge ON joblib_edge.task_seq = joblib_task.seq
 WHERE joblib_task.id = :parent AND joblib_edge.predecessor = ANY (:all_id)
+UNION ALL
+SELECT id FROM joblib_group WHERE id = ANY (:all_id) AND task_id = :parent
 """,
     "id",
     id=UUID_TYPE,
@@ -69,6 +71,6 @@ async def owner_of_request(tx: Transaction, provider_id: UUID, request_hash: str
 
 
 async def related(tx: Transaction, task_id: UUID, ids: Collection[UUID]) -> set[UUID]:
-    """Return those of these ids that are predecessors of a task, or tasks that it has submitted."""
+    """Return those of these ids that are predecessors of a task, what it has submitted, or its groups."""
     rows = await tx.execute(_RELATED, {"parent": task_id, "all_id": padded(sorted(ids))})
     return set(rows.scalars())
