@@ -189,6 +189,9 @@ def test_what_cannot_work_is_an_error_before_anything_starts(cluster: Cluster) -
     cluster.submit("gate", 3)
     run = cluster.program.error_of
     (cluster.folder / "broken.py").write_text("import no_such_library\n")
+    token = cluster.program.ok("token", "create", "lab", "--role", "operator", "--rooms", "lab").strip()
+    here = ("scale", "local", "jobs.py", "--max-workers", "2", "--dry-run")
+    assert f"rights in lab only, and the workers would register {JOB}" in run(*here, TOKEN=token)
     assert "no_such_library" in run("scale", "local", "broken.py", "--max-workers", "2")
     options = ("--max-workers", "1", "--per-allocation", "2")
     assert "--per-allocation 2 is more than" in run("scale", "local", "jobs.py", *options, code=2)

@@ -94,6 +94,8 @@ async def test_a_token_has_no_other_rights(
             response = await worker.put(f"{V1}/{url}", json=body)
             assert text in expect_problem(response, 403, "forbidden")["detail"]
         await worker.put(f"{V1}/rooms/lab/jobs", json=JOB)
+        assert 3500 < (await worker.get(f"{V1}/me")).json()["expires_in_seconds"] <= 3600
+        assert "expires_in_seconds" not in (await client.get(f"{V1}/me")).json()
         for url in ("worker-tokens", "rooms/lab/tasks/lab:modifiers:Fit", "rooms/lab/pause"):
             response = await worker.post(f"{V1}/{url}", json=BODY)
             assert "scope" in expect_problem(response, 403, "forbidden")["detail"]

@@ -12,10 +12,14 @@ from waiting import wait_until
 
 from sdk.executors import Process
 from sdk.jobs import Add
+from sdk.live import LiveServer
 from sdk.stuck_jobs import Stuck
 from sdk.test_killed_processes import has_ended, pids_in
+from zndraw_joblib.client.connection import connect
+from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.messages import JobResponse
 from zndraw_joblib.wire.statuses import TaskStatus
+from zndraw_joblib.wire.worker_tokens import WorkerTokenRequest
 from zndraw_joblib.worker import allocations
 from zndraw_joblib.worker.allocations import Allocation, end_of_allocation
 from zndraw_joblib.worker.manager import JobManager
@@ -84,6 +88,24 @@ def test_a_worker_gets_only_tasks_that_fit(worker: Make, room: str) -> None:
     set_end(manager, 50)
     wait_until(lambda: has_left(manager), 30)
     assert manager.get_task(long).status == TaskStatus.PENDING
+
+
+def test_an_allocation_ends_with_the_token(server: LiveServer, worker: Make, room: str) -> None:
+    """Otherwise a worker could not report, nor requeue, what it runs when its token ends."""
+    with server.connect() as operator:
+        request = WorkerTokenRequest(jobs=[f"{room}:*"], rooms=[room], expires_in_seconds=600)
+        token = RestApi(operator).send(ops.CREATE_WORKER_TOKEN, request).token
+    with connect(server.url, token) as own:
+        manager = worker(Runner(), at=own, allocation=Allocation(ends_at=time.time() + 3600, requeue=True))
+        manager.register(Add, room=room, expected_seconds=900)
+        task = worker().submit(f"{room}:modifiers:Add", {"a": 1}, room=room)
+        codes = {reason.code for reason in worker().explain(task).reasons}
+        assert "no_worker_with_enough_time" in codes
+        [summary] = worker().workers(room).items
+        assert summary.ends_at is not None
+        assert abs(summary.ends_at.timestamp() - time.time() - 600) < 60
+        set_end(manager, 50)
+        wait_until(lambda: has_left(manager), 30)
 
 
 def test_a_worker_leaves_long_jobs_of_an_older_server(

@@ -6,7 +6,7 @@ import logging
 import re
 import shlex
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import wraps
@@ -422,8 +422,10 @@ async def _run(
     if not subject.jobs and not subject.rooms:
         subject = subject._replace(jobs=tuple(launcher.jobs[:MAX_FILTER_VALUES]))
     connection = AsyncConnection(access.url, access.token, 30.0)
-    scaler = make(AsyncRest(connection), subject)
+    rest = AsyncRest(connection)
+    scaler = make(rest, subject)
     try:
+        await _check_rooms(rest, launcher.jobs)
         if options.dry_run:
             await _print_plan(scaler, launcher)
         else:
@@ -432,6 +434,18 @@ async def _run(
         raise CommandError(str(problem)) from problem
     finally:
         await connection.aclose()
+
+
+async def _check_rooms(rest: AsyncRest, jobs: Sequence[str]) -> None:
+    """Raise `CommandError` if the token of this command has no rights in the room of one of the jobs."""
+    rooms = (await rest.send(ops.GET_CALLER)).rooms
+    other = [job for job in jobs if rooms is not None and parse_job_name(job).room_id not in rooms]
+    if other:
+        raise CommandError(
+            f"The token has rights in {', '.join(rooms or ())} only, and the workers would register "
+            f"{other[0]}. Pass the option of worker --room ROOM (--worker-options '--room ROOM', with local "
+            "after --), or use a token with --rooms for this room"
+        )
 
 
 async def _print_plan(scaler: Scaler, launcher: Launcher) -> None:

@@ -411,6 +411,7 @@ class Me(ResponseBody):
     `roles` are those of its token or user, empty without one. `rooms` are the rooms in which it has the
     rights `scopes`, and `jobs` patterns of the jobs that it may submit and serve; null for all.
 
+    `expires_in_seconds` is there if the token of the request ends by itself: for how much longer it is valid.
     `clock_ahead_seconds` is there if the server has a test clock: how far that is ahead of the real time.
     """
 
@@ -422,6 +423,7 @@ class Me(ResponseBody):
     jobs: list[str] | None = None
     room: str | None = None
     permissions: list[Permission]
+    expires_in_seconds: float | None = Field(default=None, exclude_if=is_none)
     clock_ahead_seconds: float | None = Field(default=None, exclude_if=is_none)
 
 

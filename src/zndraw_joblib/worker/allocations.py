@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from zndraw_joblib.client.retry import is_transient
 from zndraw_joblib.worker.registrations import Registrations
 
 log = logging.getLogger(__name__)
@@ -154,7 +155,8 @@ class Activity(NamedTuple):
 class AllocationWatch:
     """Ends a worker in time, in a thread of its own, also if none of its jobs fits into the rest.
 
-    `drain` gets the reason; `end` gets how many seconds the rest may take.
+    `drain` gets the reason; `end` gets how many seconds the rest may take. `token_seconds` asks the server
+    for how long the worker's token is valid: if it ends before the allocation, the worker leaves before it.
     """
 
     def __init__(
@@ -164,8 +166,11 @@ class AllocationWatch:
         activity: Callable[[], Activity],
         drain: Callable[[str], None],
         end: Callable[[float], None],
+        token_seconds: Callable[[], float | None],
     ) -> None:
         self._allocation = allocation
+        self._token_seconds = token_seconds
+        self._knows_token = False
         self._registrations = registrations
         self._activity = activity
         self._drain = drain
@@ -177,10 +182,25 @@ class AllocationWatch:
     def run(self, closed: threading.Event) -> None:
         """Check until the worker is `closed`, or its allocation ends."""
         while not closed.wait(_CHECK_SECONDS):
+            self.read_token()
             if self._is_over():
                 return
             self.leave_jobs()
             self._check_idle()
+
+    def read_token(self) -> None:
+        """Let the allocation end with the worker's token, once the server has said when that ends."""
+        if self._knows_token or self._allocation.ends_at is None:
+            return
+        try:
+            seconds = self._token_seconds()
+        except Exception as error:  # the next check repeats it, unless an older server refuses it
+            self._knows_token = not is_transient(error)
+            return
+        self._knows_token = True
+        if seconds is not None and (ends_at := time.time() + seconds) < self._allocation.ends_at:
+            log.info("The token ends in %.0f s, before the allocation: this worker leaves before it", seconds)
+            self._allocation = self._allocation._replace(ends_at=ends_at)
 
     def seconds_for_tasks(self) -> float | None:
         """Return how long a task that begins now may run, None for any time."""

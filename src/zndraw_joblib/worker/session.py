@@ -19,6 +19,7 @@ from zndraw_joblib.client.retry import FailureLog, RequestBackoff, is_unreachabl
 from zndraw_joblib.jobs.capture import stop_following_threads
 from zndraw_joblib.jobs.forks import default_signals_in_forks
 from zndraw_joblib.jobs.traces import RunSpans
+from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.messages import this_process
 from zndraw_joblib.worker.allocations import UNLIMITED, Activity, Allocation, AllocationWatch
 from zndraw_joblib.worker.pipeline import Pipeline, PipelineConfig
@@ -104,7 +105,8 @@ class Session:
             rest, self.registrations, subscriptions.wake_providers, self.stop, config.pace
         )
         self.watch = AllocationWatch(
-            config.allocation, self.registrations, self._activity, self._begin_drain, self._end_allocation
+            *(config.allocation, self.registrations, self._activity),
+            *(self._begin_drain, self._end_allocation, self._token_seconds),
         )
         self.tasks.remaining = self.watch.seconds_for_tasks
 
@@ -124,6 +126,7 @@ class Session:
         config = self._config
         if config.remote is not None:
             config.remote.on_lost = self._lose_executor
+        self.watch.read_token()
         self.watch.leave_jobs()
         self.tasks.add_job()
         with self._start_lock:
@@ -197,7 +200,7 @@ class Session:
             if not tasks_are_idle and requeue:
                 self._requeue("because this worker leaves")
             elif not tasks_are_idle:
-                log.warning("Tasks still run after %s s; the server will fail them", timeout)
+                log.warning("Tasks still run after %.0f s; the server will fail them", timeout)
             is_idle = tasks_are_idle and providers_are_idle
         finally:
             self._leave(is_idle=is_idle)
@@ -220,6 +223,9 @@ class Session:
     def _activity(self) -> Activity:
         begun = self._pipeline.begun if self._pipeline is not None else 0
         return Activity(begun, bool(self._held.ids()), self.tasks.has_time)
+
+    def _token_seconds(self) -> float | None:
+        return self._rest.send(ops.GET_CALLER).expires_in_seconds
 
     def _end_allocation(self, seconds: float) -> None:
         """Release what has not started, requeue what runs if that is wanted, and leave within `seconds`."""

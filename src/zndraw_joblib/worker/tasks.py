@@ -522,7 +522,7 @@ def log_end(task: ClaimedTask, outcome: Outcome, seconds: float, of: int = 1) ->
         return
     took = duration_text(seconds) + (f" with {of - 1} others" if of > 1 else "")
     if task.cancelled.is_set():
-        _log_task(level, task, f"ended after {took}: it was cancelled")
+        _log_task(level, task, f"ended after {took}: it was cancelled, requeued or lost")
     elif outcome.error is None:
         _log_task(level, task, f"completed in {took}", seconds=seconds)
     elif outcome.is_release:

@@ -461,6 +461,10 @@ class QueueState(ABC):
             )
         return identity
 
+    def token_seconds(self, request: Request) -> float | None:
+        """Return for how long the token of a request is valid; None without an end, and in a host's app."""
+        return self.identity.seconds_left(request) if isinstance(self.identity, BearerTokens) else None
+
     async def find_reader(self, identity: Identity, at: datetime, room_id: str) -> Identity | None:
         """Return the caller that had this identity, and a right to read a room, at a time.
 

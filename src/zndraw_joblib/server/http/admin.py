@@ -379,6 +379,7 @@ async def get_caller(
         jobs=None if caller.jobs is None else sorted(caller.jobs),
         room=room,
         permissions=permissions,
+        expires_in_seconds=queue.token_seconds(request),
         clock_ahead_seconds=queue.clock.ahead_seconds if isinstance(queue.clock, TestClock) else None,
     )
     return json_response(me)

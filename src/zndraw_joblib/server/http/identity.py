@@ -217,8 +217,8 @@ class BearerTokens:
     ) -> None:
         self._store, self.provider = store, provider
         self._admin_digest = digest(admin_token.get_secret_value()) if admin_token else None
-        # By digest, with the time until which it is valid.
-        self._cached: dict[str, tuple[Identity, float]] = {}
+        # By digest, with the time until which this is valid, and that until which the token is.
+        self._cached: dict[str, tuple[Identity, float, float]] = {}
         self._used: set[str] = set()
         # Of the tokens of `provider` that were seen last: when they expire, in seconds since 1970.
         self._expiries: LRUCache[str, float] = LRUCache(_MAX_CACHED)
@@ -252,7 +252,8 @@ class BearerTokens:
             self._cached.clear()
         is_stored = hashed not in self._expiries
         caller = found.caller if is_stored else found.identity
-        self._cached[hashed] = caller, time.monotonic() + min(self.cache_seconds, found.seconds)
+        now = time.monotonic()
+        self._cached[hashed] = caller, now + min(self.cache_seconds, found.seconds), now + found.seconds
         if is_stored and len(self._used) < _MAX_CACHED:
             self._used.add(hashed)
         return caller
@@ -261,6 +262,13 @@ class BearerTokens:
         identity, expires_at = await provider.identify(token)
         self._expiries[hashed] = expires_at
         return FoundToken(identity, datetime.now(UTC), max(expires_at - time.time(), 0.0))
+
+    def seconds_left(self, request: Request) -> float | None:
+        """Return for how long the token of a request that was identified is valid; None without an end."""
+        cached = self._cached.get(self.digest_of(request) or "")
+        if cached is None or math.isinf(cached[2]):
+            return None
+        return max(0.0, cached[2] - time.monotonic())
 
     def digest_of(self, request: Request) -> str | None:
         """Return the digest of a request's token, None if it has none."""
@@ -310,7 +318,7 @@ class BearerTokens:
 
     def forget(self, user_id: str) -> None:
         """Look up the tokens of a user again."""
-        for hashed, (identity, _) in list(self._cached.items()):
+        for hashed, (identity, *_) in list(self._cached.items()):
             if identity.id == user_id:
                 del self._cached[hashed]
 

@@ -3393,6 +3393,7 @@ export interface components {
          *     `roles` are those of its token or user, empty without one. `rooms` are the rooms in which it has the
          *     rights `scopes`, and `jobs` patterns of the jobs that it may submit and serve; null for all.
          *
+         *     `expires_in_seconds` is there if the token of the request ends by itself: for how much longer it is valid.
          *     `clock_ahead_seconds` is there if the server has a test clock: how far that is ahead of the real time.
          */
         Me: {
@@ -3412,6 +3413,8 @@ export interface components {
             room: string | null;
             /** Permissions */
             permissions: components["schemas"]["Permission"][];
+            /** Expires In Seconds */
+            expires_in_seconds?: number | null;
             /** Clock Ahead Seconds */
             clock_ahead_seconds?: number | null;
         };
