@@ -41,8 +41,9 @@ def test_a_schedule_of_unique_tasks(stack: Stack) -> None:
     """`--unique` and `--debounce` are those of `submit`; the rule is shown as it is written."""
     room = ["--room", "unique-schedules"]
     put = ["schedules", "put", "sync", "Show", "--every", "1h", "--unique", "state", "--debounce", "5m"]
-    shown = json.loads(stack.program.ok(*put, "--require", "gpu=a100", "--cost", "2", *room, "--json"))
-    assert (shown["requires"], shown["cost"]) == ({"gpu": "a100"}, 2)
+    needs = ["--require", "gpu=a100", "--cost", "2", "--prefer", "host=n7"]
+    shown = json.loads(stack.program.ok(*put, *needs, *room, "--json"))
+    assert (shown["requires"], shown["cost"], shown["prefer"]) == ({"gpu": "a100"}, 2, {"host": "n7"})
     preferring = ["submit", "Show", "value=7", "--cost", "3", "--prefer", "host=n7", *room, "--json"]
     assert json.loads(stack.program.ok(*preferring))["cost"] == 3
     assert (shown["unique"]["key"], shown["debounce"]) == ("state", {"seconds": 300.0})

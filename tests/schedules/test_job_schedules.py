@@ -249,6 +249,22 @@ async def test_due_tasks_have_requirements(timed: Replica, clock: ManualClock) -
     assert "requires.gpu" in ((await timed.schedule()).error or "")
 
 
+async def test_due_tasks_go_first_to_preferred_workers_that_wait(timed: Replica, clock: ManualClock) -> None:
+    """Also if another worker has waited for longer, which gets the next one."""
+    cold, warm = [await timed.register(about=WorkerInfo(labels={"host": host})) for host in ("n1", "n2")]
+    schedule = await timed.put_schedule(cold, every_seconds=60, prefer={"host": "n2"})
+    assert schedule.prefer == {"host": "n2"}
+    claims = []
+    for number, job in enumerate((cold, warm)):
+        claims.append(asyncio.create_task(timed.claim(job.worker_id, wait=30)))
+        await until(lambda number=number: timed.runtime.waiters.waiting_count > number)
+    for claim in (claims[1], claims[0]):
+        assert not claim.done()
+        clock.advance(60)
+        await timed.submit_due()
+        assert (await asyncio.wait_for(claim, 20)) is not None
+
+
 async def test_a_full_queue_delays_due_times(timed: Replica, clock: ManualClock) -> None:
     """Beyond the limit of all users they wait until there is room."""
     job = await timed.register()

@@ -23,6 +23,7 @@ from zndraw_joblib.cli.submit import (
     JobOfTask,
     MaxAttempts,
     Payload,
+    PreferencesOfTask,
     Priority,
     RequirementsOfTask,
     TagsOfTask,
@@ -158,6 +159,7 @@ def put(  # noqa: PLR0913 - each is an option
     debounce: DebounceTime = None,
     tag: TagsOfTask = None,
     require: RequirementsOfTask = None,
+    prefer: PreferencesOfTask = None,
     cost: CostOfTask = None,
     paused: Paused = None,
     as_json: AsJson = False,
@@ -174,7 +176,7 @@ def put(  # noqa: PLR0913 - each is an option
         **{"max_catch_up": max_catch_up, "unique": unique, "debounce": debounce, "priority": priority},
         **{"expires_in_seconds": expires_in, "max_attempts": max_attempts, "paused": paused, "tags": tag},
     }
-    fields = _given(fields | {"cost": cost}) | requirements(require)
+    fields = _given(fields | {"cost": cost}) | requirements(require, prefer)
     with open_client(url) as client, usage_errors():
         full_name = str(client.find_job(str(job), room))
         _print(client.schedules.put(name, full_name, body, room=room, **fields), as_json=as_json)

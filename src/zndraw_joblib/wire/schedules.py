@@ -59,7 +59,8 @@ class ScheduleTimes(CheckedKeywords, RequestBody):
       down or the schedule was paused.
     - `starts_at`, `ends_at`: the first and the last time that may be due.
     - `payload`, `priority`, `expires_in_seconds`, `max_attempts`, `unique`, `debounce`, `tags`, `requires`,
-      `cost`: of each task, as in a submit. A due time whose key another task holds has no task of its own.
+      `cost`, `prefer`: of each task, as in a submit. A due time whose key another task holds has no task of
+      its own.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -83,6 +84,7 @@ class ScheduleTimes(CheckedKeywords, RequestBody):
     tags: Tags | None = None
     requires: Requires | None = None
     cost: Cost | None = None
+    prefer: Requires | None = None
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
@@ -116,6 +118,7 @@ class ScheduleFields(TypedDict, total=False):
     tags: Sequence[str] | None
     requires: Mapping[str, Any] | None
     cost: int | None
+    prefer: Mapping[str, Any] | None
 
 
 class ScheduleRequest(ScheduleTimes):
@@ -173,6 +176,7 @@ class ScheduleResponse(ResponseBody):
     tags: Tags | None = None
     requires: Requires | None = None
     cost: int | None = None
+    prefer: Requires | None = None
     next_due_at: datetime | None = None
     last_due_at: datetime | None = None
     last_task_id: UUID | None = None

@@ -423,6 +423,7 @@ def options(schedule: ScheduleRecord, due_at: datetime | None = None) -> TaskSub
         "tags",
         "requires",
         "cost",
+        "prefer",
     )
     fields = {name: value for name in names if (value := getattr(times, name)) is not None}
     if due_at is not None and (moment := run_at(schedule, due_at)) is not None:

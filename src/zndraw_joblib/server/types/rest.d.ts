@@ -4063,6 +4063,12 @@ export interface components {
             } | null;
             /** Cost */
             cost?: number | null;
+            /** Prefer */
+            prefer?: {
+                [key: string]: number | string | {
+                    [key: string]: number | string | (number | string)[];
+                };
+            } | null;
             /** Job */
             job: string;
             /** Paused */
@@ -4149,6 +4155,12 @@ export interface components {
             } | null;
             /** Cost */
             cost: number | null;
+            /** Prefer */
+            prefer: {
+                [key: string]: number | string | {
+                    [key: string]: number | string | (number | string)[];
+                };
+            } | null;
             /** Next Due At */
             next_due_at: string | null;
             /** Last Due At */
@@ -4176,7 +4188,8 @@ export interface components {
          *       down or the schedule was paused.
          *     - `starts_at`, `ends_at`: the first and the last time that may be due.
          *     - `payload`, `priority`, `expires_in_seconds`, `max_attempts`, `unique`, `debounce`, `tags`, `requires`,
-         *       `cost`: of each task, as in a submit. A due time whose key another task holds has no task of its own.
+         *       `cost`, `prefer`: of each task, as in a submit. A due time whose key another task holds has no task of
+         *       its own.
          */
         ScheduleTimes: {
             /** Cron */
@@ -4230,6 +4243,12 @@ export interface components {
             } | null;
             /** Cost */
             cost?: number | null;
+            /** Prefer */
+            prefer?: {
+                [key: string]: number | string | {
+                    [key: string]: number | string | (number | string)[];
+                };
+            } | null;
         };
         /**
          * ScheduleUpdate

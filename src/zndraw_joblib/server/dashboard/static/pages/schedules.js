@@ -56,6 +56,7 @@ const FIELDS = [
   { name: "unique", label: "Unique", kind: "json", help: 'No second task with this key: {"key": "sync"}', more: true },
   { name: "tags", label: "Tags", kind: "json", help: 'Of each task: ["nightly"]', more: true },
   { name: "requires", label: "Requires", kind: "json", help: 'Labels of the workers that may run its tasks: {"gpu": "a100"}', more: true },
+  { name: "prefer", label: "Prefers", kind: "json", help: 'Labels of the workers that get its tasks first, if they wait: {"host": "n7"}', more: true },
   { name: "cost", label: "Slots", kind: "number", help: "Of its worker, instead of the job's", more: true },
   { name: "debounce", label: "Debounce", kind: "json", help: 'With unique: {"seconds": 60} after the last due time or submit', more: true },
 ];
