@@ -178,6 +178,40 @@ def test_the_end_of_a_pbs_job_is_its_start_and_its_limit(
         end_of_allocation({"PBS_JOBID": "13"})
 
 
+def test_the_end_of_an_lsf_job_is_its_run_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`bjobs` shows what is left in minutes; what it does not show is an error with the remedy."""
+    bjobs, allocation = tmp_path / "bjobs", {"LSB_JOBID": "12", "LSB_JOBINDEX": "0"}
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+
+    def shows(text: str, job: str = "12") -> None:
+        bjobs.write_text(f"#!/bin/sh\n[ \"$*\" = '-noheader -o time_left {job}' ] && {text}\n")
+        bjobs.chmod(0o755)
+
+    for text, seconds in {
+        "2:05 L": 7440,
+        "0:00 L": 0,
+        "100:30:10 L": 361_810,
+        "1:00 E": 3540,
+        "-": 365 * 86_400,
+    }.items():
+        shows(f"echo '{text}'")
+        assert end_of_allocation(allocation) == pytest.approx(time.time() + seconds, abs=20)
+    shows("echo '2:05 L'", "12[3]")
+    assert end_of_allocation({**allocation, "LSB_JOBINDEX": "3"}) > time.time() + 7000
+    for text in ("echo '0:10 X'", "echo 'Job <12> is not found' >&2; exit 255", "true"):
+        shows(text)
+        with pytest.raises(ValueError, match=r"no limit of job 12.*Pass a duration"):
+            end_of_allocation(allocation)
+    monkeypatch.setattr("zndraw_joblib.worker.allocations._COMMAND_SECONDS", 0.2)
+    shows("exec sleep 30")
+    with pytest.raises(ValueError, match=r"bjobs fails.*timed out.*Pass a duration"):
+        end_of_allocation(allocation)
+    bjobs.unlink()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ValueError, match=r"bjobs fails.*No such file.*Pass a duration"):
+        end_of_allocation(allocation)
+
+
 def test_wrong_allocations_are_refused(worker: Make) -> None:
     """The error names the field, or the variable of Slurm."""
     assert end_of_allocation({"SLURM_JOB_END_TIME": "1767225600"}) == 1767225600

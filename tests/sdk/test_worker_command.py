@@ -126,7 +126,9 @@ def test_options_of_an_allocation_are_checked(tmp_path: Path) -> None:
         "--idle-exit must be above 0": ["--idle-exit", "0"],
         "--requeue needs --walltime": ["--requeue"],
     }
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "PBS"))}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "PBS", "LSB"))
+    }
     for text, options in wrong.items():
         command = [sys.executable, "-m", "zndraw_joblib", "worker", "work.py", *options]
         done = subprocess.run(

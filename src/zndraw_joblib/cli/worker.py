@@ -127,8 +127,8 @@ Walltime = Annotated[
     typer.Option(
         "--walltime",
         metavar="auto|DURATION",
-        help="How much time is left, like 12h, or auto for that of a Slurm or PBS job. The worker gets only "
-        "tasks that are expected to fit, and leaves 30 s before the end.",
+        help="How much time is left, like 12h, or auto for that of a job of Slurm, PBS or LSF. The worker "
+        "gets only tasks that are expected to fit, and leaves 30 s before the end.",
         rich_help_panel=_LEAVING,
     ),
 ]

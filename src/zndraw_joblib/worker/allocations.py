@@ -23,10 +23,14 @@ _NO_JOB_SECONDS = 10.0
 _SLURM_END = "SLURM_JOB_END_TIME"
 _SLURM_JOB = "SLURM_JOB_ID"
 _PBS_JOB = "PBS_JOBID"
-_SQUEUE_SECONDS = 60.0
+_LSF_JOB, _LSF_INDEX = "LSB_JOBID", "LSB_JOBINDEX"
+# How long squeue, qstat and bjobs may take.
+_COMMAND_SECONDS = 60.0
 _YEAR_SECONDS = 365 * 86_400.0
 # [days-][hours:]minutes:seconds
 _TIME_LEFT = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
+# hours:minutes[:seconds] and what the time is of: L for a limit, E for an estimate
+_LSF_TIME_LEFT = re.compile(r"(\d+):(\d+)(?::(\d+))?\s+[LE]")
 
 
 class Allocation(NamedTuple):
@@ -61,22 +65,18 @@ class Allocation(NamedTuple):
 
 
 def end_of_allocation(environment: Mapping[str, str] | None = None) -> float:
-    """Return when the allocation of this process on Slurm or PBS ends, in seconds since the epoch.
+    """Return when the allocation of this process on Slurm, PBS or LSF ends, in seconds since the epoch.
 
     Newer versions of Slurm set `SLURM_JOB_END_TIME` (sbatch(1), "output environment variables"); of others,
     like 22.05, `squeue` shows how much time is left. PBS sets only `PBS_JOBID` (qsub(1B)); `qstat` shows the
-    start and the limit of the job. LSF documents no such variable. An allocation without a time limit ends
-    in a year, which is also the end that Slurm sets. Raises ValueError elsewhere.
+    start and the limit of the job. LSF sets `LSB_JOBID`, and `bjobs` shows how much time is left. An
+    allocation without a time limit ends in a year, which is also the end that Slurm sets. Raises ValueError
+    elsewhere.
     """
     variables = os.environ if environment is None else environment
     value, job = variables.get(_SLURM_END), variables.get(_SLURM_JOB)
-    if value is None and job is None and (pbs_job := variables.get(_PBS_JOB)) is not None:
-        return _end_of_pbs(pbs_job)
     if value is None and job is None:
-        raise ValueError(
-            f"{_SLURM_END} is not set, nor is {_SLURM_JOB}: this is no Slurm allocation, and without "
-            f"{_PBS_JOB} none of PBS. Pass how much time is left, like 12h"
-        )
+        return _end_elsewhere(variables)
     if value is None:
         return time.time() + _seconds_left(str(job))
     try:
@@ -87,13 +87,26 @@ def end_of_allocation(environment: Mapping[str, str] | None = None) -> float:
         ) from None
 
 
+def _end_elsewhere(variables: Mapping[str, str]) -> float:
+    """Return when an allocation of another system than Slurm ends. Raises ValueError."""
+    if (pbs_job := variables.get(_PBS_JOB)) is not None:
+        return _end_of_pbs(pbs_job)
+    if (lsf_job := variables.get(_LSF_JOB)) is not None:
+        index = variables.get(_LSF_INDEX, "0")
+        return time.time() + _seconds_left_of_lsf(lsf_job if index in {"", "0"} else f"{lsf_job}[{index}]")
+    raise ValueError(
+        f"{_SLURM_END} is not set, nor is {_SLURM_JOB}: this is no Slurm allocation, and without {_PBS_JOB} "
+        f"and {_LSF_JOB} none of PBS or LSF. Pass how much time is left, like 12h"
+    )
+
+
 def _seconds_left(job: str) -> float:
     """Return how long a running job of Slurm may go on, as `squeue` shows it. Raises ValueError."""
     # The number of the last job of an array is that of the array too, so that there are several lines.
     command = ["squeue", "--noheader", f"--jobs={job}", "--states=RUNNING,COMPLETING", "--format=%A %L"]
     try:
         done = subprocess.run(  # noqa: S603 - the number of this job
-            command, capture_output=True, text=True, timeout=_SQUEUE_SECONDS, check=False
+            command, capture_output=True, text=True, timeout=_COMMAND_SECONDS, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ValueError(
@@ -123,7 +136,7 @@ def _end_of_pbs(job: str) -> float:
     command = ["qstat", "-f", "-F", "json", job]
     try:
         done = subprocess.run(  # noqa: S603 - the id of this job
-            command, capture_output=True, text=True, timeout=_SQUEUE_SECONDS, check=False
+            command, capture_output=True, text=True, timeout=_COMMAND_SECONDS, check=False
         )
         [attributes] = json.loads(done.stdout, strict=False)["Jobs"].values()
         started = time.mktime(time.strptime(attributes["stime"]))
@@ -136,6 +149,34 @@ def _end_of_pbs(job: str) -> float:
         ) from None
     seconds = sum(part * 60**place for place, part in enumerate(reversed(parts)))
     return started + (_YEAR_SECONDS if limit is None else seconds)
+
+
+def _seconds_left_of_lsf(job: str) -> float:
+    """Return how long a running job of LSF may go on, by the field `time_left` of `bjobs`.
+
+    It is like ``3:25 L`` (bjobs(1), "-o"), or ``-`` without a limit, in whole minutes, so a minute is taken
+    off. With ``E`` it is what is left of an estimate, which LSF keeps below the limit. One that is exceeded
+    (``X``) says nothing of the limit. Raises ValueError.
+    """
+    command = ["bjobs", "-noheader", "-o", "time_left", job]
+    try:
+        done = subprocess.run(  # noqa: S603 - the id of this job
+            command, capture_output=True, text=True, timeout=_COMMAND_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ValueError(f"{_LSF_JOB} is set, but bjobs fails: {error}. Pass a duration, like 12h") from None
+    text = done.stdout.strip()
+    if done.returncode == 0 and text == "-":
+        return _YEAR_SECONDS
+    match = _LSF_TIME_LEFT.fullmatch(text)
+    if match is None:
+        shown = (text or done.stderr.strip())[:200]
+        raise ValueError(
+            f"{_LSF_JOB} is set, but bjobs -o time_left shows no limit of job {job}: {shown!r}. Pass a "
+            "duration, like 12h"
+        )
+    hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return max(0.0, float((hours * 60 + minutes) * 60 + seconds - (60 if match[3] is None else 0)))
 
 
 UNLIMITED = Allocation()
