@@ -38,6 +38,10 @@ def test_the_worker_runs_tasks(programs: Path, server: ServerProcess) -> None:
         check_results(queue)
         check_failures(queue)
         assert queue.submit("parent").result(60) == 2**60
+        # One that takes both slots runs alone.
+        costly, behind = queue.submit("wait", {"seconds": 0.5}, cost=2), queue.submit("echo", {"value": 1})
+        assert behind.result(60) == 1
+        assert costly.refresh().status == "completed"
         last = queue.submit("wait", {"seconds": 1})
         wait_until(lambda: last.refresh().status == "running")
         worker.process.send_signal(signal.SIGTERM)

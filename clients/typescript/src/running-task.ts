@@ -124,6 +124,8 @@ export class RunningTask {
   /** The fencing token of the claim: every report carries it. */
   readonly attempt: number;
   readonly workerId: string;
+  /** How many of the worker's slots it takes. */
+  readonly cost: number;
   /** Aborted when the task is cancelled, or is lost to this worker: then what the job returns has no effect. */
   readonly signal: AbortSignal;
   readonly channel: Channel;
@@ -143,6 +145,7 @@ export class RunningTask {
     this.jobName = task.job_name;
     this.roomId = task.room_id;
     this.attempt = task.attempt;
+    this.cost = task.cost ?? 1;
     this.workerId = task.worker_id ?? workerId;
     this.signal = this.#controller.signal;
     this.channel = new Channel(() => onContent(this));

@@ -31,7 +31,7 @@ export type JobOptions = Omit<JobRegisterRequest, "name" | "category" | "worker_
 export type Log = (level: "debug" | "info" | "warning" | "error", message: string) => void;
 
 export interface JobWorkerOptions extends ConnectionOptions {
-  /** How many tasks it runs at once. */
+  /** How many tasks it runs at once: its slots, of which a task with a cost takes several. */
   concurrency?: number;
   /** How many tasks it claims ahead at most, while tasks are short. */
   prefetch?: number;
@@ -105,6 +105,8 @@ export class JobWorker {
   readonly #left = new AbortController();
   #poll: AbortController | undefined;
   #running = 0;
+  /** How many slots the running tasks take: a task may take several. */
+  #used = 0;
   #workerId = "";
   /** The worker that replaces this one, until its jobs are registered. */
   #successor: string | undefined;
@@ -369,7 +371,7 @@ export class JobWorker {
   /** Wait until more tasks are needed; return how many, and whether the server may wait for the first one. */
   async #room(): Promise<{ limit: number; mayWait: boolean }> {
     while (!this.#stopping.signal.aborted) {
-      const free = this.#concurrency - this.#running - this.#waiting.length;
+      const free = this.#waiting.reduce((rest, { task }) => rest - task.cost, this.#concurrency - this.#used);
       const limit = this.#lookahead.claimable(free, this.#waiting.length);
       if (limit > 0 && !this.#reporter.isFull) return { limit, mayWait: free > 0 };
       const stuck = this.#waiting.length > 0 ? this.#lookahead.secondsUntilStuck(now()) : Infinity;
@@ -430,11 +432,18 @@ export class JobWorker {
 
   #startWaiting(): void {
     if (this.#stopping.signal.aborted) return;
-    while (this.#running < this.#concurrency && this.#waiting.length > 0) {
+    for (let next = this.#waiting[0]; next !== undefined && this.#fits(next.task); next = this.#waiting[0]) {
+      this.#waiting.shift();
       this.#running += 1;
+      this.#used += next.task.cost;
       this.#lookahead.began(now());
-      void this.#run(this.#waiting.shift()!);
+      void this.#run(next);
     }
+  }
+
+  /** Return whether a task fits into the free slots; one alone always does. */
+  #fits({ cost }: RunningTask): boolean {
+    return this.#running === 0 || cost <= this.#concurrency - this.#used;
   }
 
   async #run({ task, claimedAt }: Waiting): Promise<void> {
@@ -443,6 +452,7 @@ export class JobWorker {
       if (!task.signal.aborted) await this.#execute(task);
     } finally {
       this.#running -= 1;
+      this.#used -= task.cost;
       this.#startWaiting();
       this.#change.notify();
     }
