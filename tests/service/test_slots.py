@@ -4,6 +4,7 @@ import asyncio
 from datetime import timedelta
 from functools import partial
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from cachetools import TTLCache
@@ -187,6 +188,22 @@ async def test_a_task_of_a_full_room_keeps_no_slots_free(replica: Replica) -> No
     await replica.report(held.id, TaskStatus.COMPLETED)
     forget(replica)
     assert await replica.claim(job.worker_id) is None
+
+
+async def test_a_batch_takes_the_cost_of_its_largest_task(pair: list[Replica]) -> None:
+    """Also if its tasks wait in queues of different costs; two batches run beside each other."""
+    job = await worker(pair[0], 5, cost=2, batch={"max": 3})
+    batches = [{"job": job.full_name, "max": 3, "wait_seconds": 30}]
+    tasks = [await pair[0].submit(job, cost=cost) for cost in (None, 3, None, 2, 2, 2, 2, 2, 2)]
+    for index in (0, 3, None, 6):
+        options = {"max": 1, "claim_id": uuid4(), "batches": batches}
+        response = await pair[1].claim_response(job.worker_id, **options)
+        ids = [] if index is None else [task.id for task in tasks[index : index + 3]]
+        assert [task.id for task in response.tasks] == ids
+        if index is None:
+            assert response.reason == EmptyReason.NO_SLOTS
+            for task in tasks[:3]:
+                await end(pair[0], task)
 
 
 @pytest.mark.parametrize("order", ["fifo", "fair"])

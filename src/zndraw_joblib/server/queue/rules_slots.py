@@ -43,13 +43,16 @@ async def free(tx: Transaction, worker_id: UUID, slots: int | None, *, has_batch
     """Return how many slots of a worker, which is locked, the tasks that it holds leave.
 
     It may be negative: a worker may hold tasks that wait for its slots. If it runs some jobs in batches, what
-    it has got of these by one claim takes the cost of one task.
+    it has got of these by one claim takes the cost of one task, the largest.
     """
-    taken = 0
+    taken, of_batches = 0, dict[UUID, int]()
     for row in await sql_slots.held(tx, worker_id):
-        is_batch = has_batches and row.claim_id is not None and policy_of(row.policy).batch is not None
-        taken += (row.cost or 1) * (1 if is_batch else row.number)
-    return (slots or 1) - taken
+        cost = row.cost or 1
+        if has_batches and row.claim_id is not None and policy_of(row.policy).batch is not None:
+            of_batches[row.claim_id] = max(of_batches.get(row.claim_id, 0), cost)
+        else:
+            taken += cost * row.number
+    return (slots or 1) - taken - sum(of_batches.values())
 
 
 class Kept(NamedTuple):
