@@ -75,7 +75,7 @@ slurm: $(READY) .slurm/.ready ## run the tests with a real Slurm, of Debian's pa
 	$(BIN)/python -m pytest -m "not benchmark" tests/slurm $(ARGS)
 
 .PHONY: release-check api-diff
-release-check: $(READY) $(RELEASE)/.ready ## check a release, from a fresh clone: workflows, API, chart, sdist, wheel, image; ARGS="wheel" for one
+release-check: $(READY) $(RELEASE)/.ready $(TYPES)/node_modules/.ready ## check a release, from a fresh clone: workflows, API, chart, sdist, wheel, npm, image; ARGS="wheel" for one
 	$(BIN)/python -m release $(ARGS)
 
 api-diff: $(READY) ## fail if the REST API or a public name broke since the last tag; ARGS=v1.0.0 for another one

@@ -4,7 +4,18 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from generate import DOCUMENT, ROOT, event_types, events, openapi, problem_types, problems, sync_client, types
+from generate import (
+    DOCUMENT,
+    ROOT,
+    event_types,
+    events,
+    openapi,
+    problem_types,
+    problems,
+    project,
+    sync_client,
+    types,
+)
 
 _TYPES = ROOT / "src" / "zndraw_joblib" / "server" / "types"
 FILES: dict[Path, Callable[[], str]] = {
@@ -18,4 +29,5 @@ FILES: dict[Path, Callable[[], str]] = {
     _TYPES / "rest.d.ts": types.rest,
     _TYPES / "events.d.ts": event_types.text,
     ROOT / "clients" / "typescript" / "src" / "problems.ts": problem_types.text,
+    **project.FILES,
 }

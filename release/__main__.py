@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from release import ROOT, ReleaseError, api_diff, chart, distributions, image, installations, repository
+from release import ROOT, ReleaseError, api_diff, chart, distributions, image, installations, npm, repository
 from release.commands import run
 
 
@@ -37,6 +37,7 @@ def main(names: list[str]) -> int:
 
 def _steps(clone: Path, folder: Path) -> dict[str, Callable[[], list[str]]]:
     dist, environments, stage = folder / "dist", folder / "environments", folder / "image"
+    package = folder / "package"
     for one in (environments, stage):
         one.mkdir()
 
@@ -53,6 +54,7 @@ def _steps(clone: Path, folder: Path) -> dict[str, Callable[[], list[str]]]:
         "api": lambda: api_diff.check(ROOT),
         "chart": lambda: chart.check(clone, folder),
         "distributions": files,
+        "npm": lambda: npm.check(clone, package),
         "image": lambda: image.check(clone, stage),
         "wheel": wheel,
     }

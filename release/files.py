@@ -5,7 +5,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from release import ROOT, TOOLS, ReleaseError
+from release import ROOT, TOOLS, ReleaseError, npm
 from release.commands import new_environment, run
 from release.distributions import build, clone
 
@@ -13,7 +13,7 @@ _PACKAGE = "import sys, helm_python; helm_python.package(sys.argv[1], destinatio
 
 
 def main(tag: str, target: Path) -> None:
-    """Write sdist, wheel, chart, bill of materials and notes; a wrong tag raises `ReleaseError`."""
+    """Write distributions, npm package, chart, contents and notes; a wrong tag raises `ReleaseError`."""
     notes = notes_of(tag)
     target = target.resolve()
     target.mkdir(parents=True)
@@ -23,6 +23,7 @@ def main(tag: str, target: Path) -> None:
         build(repository, target)
         chart = repository / "deploy" / "helm" / "zndraw-joblib"
         run([TOOLS / "python", "-c", _PACKAGE, chart, target], repository)
+        npm.pack(repository, target)
         _bill_of_materials(target, folder)
     (target / "NOTES.md").write_text(notes)
     print("\n".join(sorted(one.name for one in target.iterdir())))

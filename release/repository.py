@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from generate import project
+
 from release import TOOLS, ReleaseError, workflows
 from release.commands import run
 
@@ -29,7 +31,9 @@ def check(repository: Path) -> list[str]:
     _follows("github-issue-forms", forms, repository)
     for name, schema in _SCHEMAS.items():
         _follows(schema, [repository / name], repository)
-    return []
+    if project.URLS:
+        return []
+    return ["pyproject.toml has no [project.urls]: the packages, the chart and the citation name NO address"]
 
 
 def _follows(schema: str, files: list[Path], repository: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from generate import project
 from release import PYTHONS, ROOT, ReleaseError, workflows
 from release.distributions import sdist_problems, wheel_problems
 from release.files import notes_of
@@ -26,15 +27,45 @@ JOBS: dict[str, dict[str, Any]] = {
 
 
 def test_every_file_has_the_same_version() -> None:
-    """Of the package, the citation, the chart, the API, and the newest section of the changelog."""
+    """Of both packages, the citation, the chart, the API, and the newest section of the changelog."""
     chart = yaml.safe_load((ROOT / "deploy" / "helm" / "zndraw-joblib" / "Chart.yaml").read_text())
     api = json.loads((ROOT / "docs" / "reference" / "openapi.json").read_text())
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    npm = json.loads(project.PACKAGE.read_text())
     assert {citation["version"], chart["appVersion"], api["info"]["version"]} == {VERSION}
     assert chart["version"].replace("-", "") == VERSION
+    assert npm["version"] == project.npm_version(VERSION)
     changelog = (ROOT / "CHANGELOG.md").read_text()
     [section, *_] = re.findall(r"^## (?!Unreleased)(.+)$", changelog, re.MULTILINE)
     assert section == f"{VERSION} - {citation['date-released']}"
+
+
+def test_versions_of_npm_are_semantic() -> None:
+    """A candidate sorts before its release, also the tenth one."""
+    versions = ("1.0.0", "1.0.0rc1", "2.1.0b10", "2.1.0a3")
+    assert [*map(project.npm_version, versions)] == ["1.0.0", "1.0.0-rc.1", "2.1.0-beta.10", "2.1.0-alpha.3"]
+
+
+def test_the_addresses_of_the_project_are_set_in_one_place() -> None:
+    """`[project.urls]`: each file has them, or none has one."""
+    urls = {"Repository": "https://code.example/owner/name", "Documentation": "https://docs.example/queue"}
+    texts = {path.name: project.text(path, urls) for path in project.PATHS}
+    package = json.loads(texts["package.json"])
+    assert package["repository"]["url"] == f"git+{urls['Repository']}.git"
+    chart, citation = yaml.safe_load(texts["Chart.yaml"]), yaml.safe_load(texts["CITATION.cff"])
+    assert package["homepage"] == chart["home"] == citation["url"] == urls["Documentation"]
+    assert [*chart["sources"], citation["repository-code"]] == [urls["Repository"]] * 2
+    assert f"repo_url: {urls['Repository']}\n" in texts["mkdocs.yml"]
+    assert "--repo owner/name`" in texts["SECURITY.md"]
+    minor = ".".join(VERSION.split(".")[:2])
+    [group] = yaml.safe_load(texts["prometheus-alerts.yml"])["groups"]
+    for rule in group["rules"]:
+        begin = f"{urls['Documentation']}/{minor}/how-to/runbook.html#"
+        assert rule["annotations"]["runbook_url"].startswith(begin)
+    for path in project.PATHS:
+        without = project.text(path, {})
+        assert "code.example" not in without
+        assert (path.read_text() == without) == (not project.URLS)
 
 
 def test_a_tag_must_be_the_version() -> None:
@@ -45,9 +76,9 @@ def test_a_tag_must_be_the_version() -> None:
 
 
 def test_a_release_candidate_is_a_prerelease_and_a_release_is_not() -> None:
-    """The pattern of the workflow, in bash as there, once for the image and once for the release."""
+    """The pattern of the workflow, in bash as there, of the image, npm and the release."""
     patterns = re.findall(r'case "(\S+)" in (\S+)\)', WORKFLOWS["release"])
-    assert len(patterns) == 2
+    assert len(patterns) == 3
     for word, pattern in patterns:
         for tag, expected in (("v1.0.0", "no"), ("v1.0.0rc1", "yes"), ("v2.1.0b3", "yes")):
             script = f'case "{word}" in {pattern}) echo yes ;; *) echo no ;; esac'
@@ -93,6 +124,7 @@ def test_workflows_run_pinned_actions_with_few_rights(subtests: pytest.Subtests)
     assert {name: rights for name, rights in writing.items() if rights} == {
         "release.attest": {"id-token", "attestations"},
         "release.package": {"id-token"},
+        "release.npm": {"id-token"},
         "release.image": {"packages", "id-token", "attestations"},
         "release.github": {"contents"},
         "release.docs": {"contents"},
