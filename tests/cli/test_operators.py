@@ -14,7 +14,7 @@ from cli.terminal import OnTerminal
 
 
 def test_tasks_are_found_in_all_rooms(stack: Stack) -> None:
-    """Each option narrows the list; `--json` prints the tasks."""
+    """Each option narrows the list; `--json` prints the tasks, `--oldest-first` turns their order."""
     failing = stack.program.ok("submit", "Fail", "--room", "search-a").strip()
     passing = stack.program.ok("submit", "Show", "--room", "search-b", "value=needle-7").strip()
     worker = stack.client.wait_for(failing, TIMEOUT).worker_id
@@ -34,7 +34,7 @@ def test_tasks_are_found_in_all_rooms(stack: Stack) -> None:
     }
     commands = [["tasks", *options, "--json"] for options, _ in cases.values()]
     *done, table, unknown = stack.program.run_all(
-        [*commands, ["tasks", *both], ["tasks", *both, "--job", "Nope"]]
+        [*commands, ["tasks", *both, "--oldest-first"], ["tasks", *both, "--job", "Nope"]]
     )
     for one, (name, (_, expected)) in zip(done, cases.items(), strict=True):
         found = {task["id"] for task in json.loads(one.out)}
@@ -52,8 +52,8 @@ def test_tasks_are_found_in_all_rooms(stack: Stack) -> None:
         "tags",
         "waits",
     ]
-    assert [line.split("\t")[0] for line in lines] == [passing, failing]
-    assert "it broke" in lines[1]
+    assert [line.split("\t")[0] for line in lines] == [failing, passing]
+    assert "it broke" in lines[0]
     assert (unknown.code, unknown.is_error_line) == (1, True)
 
 

@@ -80,13 +80,16 @@ def at(minutes: int) -> datetime:
     return LONG_AGO + timedelta(minutes=minutes)
 
 
-async def everything(replica: Replica, limit: int, budget: Budget | None = None, **wanted: Any) -> list[UUID]:
+async def everything(
+    replica: Replica, limit: int, budget: Budget | None = None, *, oldest_first: bool = False, **wanted: Any
+) -> list[UUID]:
     """Read a search to its end; return the ids that it found."""
     found: list[UUID] = []
     cursor = None
     while True:
+        page, order = CursorPage(limit, cursor), {"oldest_first": oldest_first}
         part = await replica.runtime.database.read(
-            rules_searches.find, TaskFilter(**wanted), CursorPage(limit, cursor), budget
+            rules_searches.find, TaskFilter(**wanted), page, budget, **order
         )
         assert len(part.items) <= limit
         found += [item.id for item in part.items]
@@ -97,7 +100,7 @@ async def everything(replica: Replica, limit: int, budget: Budget | None = None,
 
 @on_both
 async def test_each_filter_alone_and_with_others(replica: Replica) -> None:
-    """A search finds exactly the tasks that match all fields, newest first, in pages of any size."""
+    """A search finds exactly the tasks that match all fields, in pages of any size, in both orders."""
     rows = await seed(replica)
     worker = next(row["worker_id"] for row in rows if row["worker_id"])
     job, other = rows[0]["job"], rows[1]["job"]
@@ -132,10 +135,11 @@ async def test_each_filter_alone_and_with_others(replica: Replica) -> None:
         *({"text": text} for text in texts),
         {"text": "value", "status": ["failed"], "room": ["room-0", "room-4"]},
     ]  # fmt: skip
-    for wanted in cases:
+    for number, wanted in enumerate(cases):
         expected = [row["id"] for row in rows if does_match(row, wanted)]
-        for limit in (7, 200):
-            assert await everything(replica, limit, **wanted) == expected, wanted
+        limits = (7, 200) if number % 2 else (200, 7)
+        assert await everything(replica, limits[0], **wanted) == expected, wanted
+        assert await everything(replica, limits[1], oldest_first=True, **wanted) == expected[::-1], wanted
 
 
 async def test_who_may_search_where(client: httpx.AsyncClient, as_user: AsUser) -> None:
@@ -258,6 +262,7 @@ async def test_wrong_parameters_are_problems(client: httpx.AsyncClient) -> None:
         "limit": ["0", "201", "-1", "x", "", "1.5", "9" * 400],
         "cursor": wrong,
         "status": ["done", ""],
+        "oldest_first": ["maybe"],
         "worker": ["x"],
         "since": ["yesterday", "2026-01-01T00:00:00", "0001-01-01T00:00:00%2B01:00"],
         "text": ["", "x" * 201, "\x00"],
@@ -268,8 +273,9 @@ async def test_wrong_parameters_are_problems(client: httpx.AsyncClient) -> None:
         for value in values:
             response = await client.get(f"{V1}/tasks", params={name: value})
             assert f"query.{name}" in expect_problem(response, 422, "invalid-request")["detail"], value
-    mixed = await client.get(f"{V1}/tasks", params={"room": "lab", "cursor": of_all})
-    expect_problem(mixed, 422, "invalid-request")
+    for other in ({"room": "lab"}, {"oldest_first": True}):
+        mixed = await client.get(f"{V1}/tasks", params={"cursor": of_all, **other})
+        expect_problem(mixed, 422, "invalid-request")
     huge = encode_cursor("tasks of rooms", 2**62, 2**62)
     expect_problem(
         await client.get(f"{V1}/tasks", params={"room": "lab", "cursor": huge}), 422, "invalid-request"

@@ -52,10 +52,10 @@ async def test_a_search_reads_its_index(explainer: Explainer, kind: str) -> None
     """No window is read by another index, and no large result is sorted, however fast the windows grow."""
     budget = Budget(rows=4_000, seconds=60, grow_below=60, shrink_above=60)
     for wanted, indexes in CASES[kind]:
-        work = partial(
-            rules_searches.find, task_filter=TaskFilter(**wanted), page=CursorPage(50, None), budget=budget
-        )
-        for plan in await explainer.plans(work):
+        page, task_filter = CursorPage(50, None), TaskFilter(**wanted)
+        work = partial(rules_searches.find, task_filter=task_filter, page=page, budget=budget)
+        backwards = await explainer.plans(work)
+        for plan in [*backwards, *await explainer.plans(partial(work, oldest_first=True))]:
             # The tasks of a page are described by their numbers.
             of_page = {*KEY, PARENT} - {None} if "SELECT name FROM joblib_worker" in plan.statement else set()
             assert plan.by("joblib_task") <= (of_page or indexes), describe(plan)
@@ -65,6 +65,8 @@ async def test_a_search_reads_its_index(explainer: Explainer, kind: str) -> None
                 assert plan.sorted_rows <= 5 * FEW, describe(plan)
             elif " < " in plan.statement and kind != "few":
                 assert_begins_at_its_place(plan)
+            elif " > " in plan.statement and "matches" in plan.statement and kind != "few":
+                assert_begins_at_its_place(plan, ">?)")
 
 
 def assert_begins_at_its_place(plan: Plan, bound: str = "<?)") -> None:

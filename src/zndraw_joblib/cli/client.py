@@ -223,12 +223,15 @@ class AdminClient(JobClient):
             if cursor is None or is_full or time.monotonic() > deadline:
                 return items, cursor is not None
 
-    def search(self, filters: TaskFilter, limit: int) -> tuple[list[FoundTask], bool]:
-        """Return the newest tasks that match, up to `limit`, and whether there may be more.
+    def search(
+        self, filters: TaskFilter, limit: int, *, oldest_first: bool = False
+    ) -> tuple[list[FoundTask], bool]:
+        """Return the newest or oldest tasks that match, up to `limit`, and whether there may be more.
 
         A search that finds few of many tasks ends after a minute.
         """
         query = filters.model_dump(mode="json", exclude_defaults=True)
+        query |= {"oldest_first": True} if oldest_first else {}
         return self.items(ops.SEARCH_TASKS, "searches for tasks", limit, query, _SEARCH_SECONDS)
 
     def get_group(self, group_id: UUID) -> GroupResponse:

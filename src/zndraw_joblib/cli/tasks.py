@@ -123,6 +123,9 @@ Root = Annotated[
 GroupOf = Annotated[
     str | None, typer.Option("--group", metavar="GROUP", help="Only tasks of the group with this id.")
 ]
+OldestFirst = Annotated[
+    bool, typer.Option("--oldest-first", help="List the tasks that were submitted first, instead of last.")
+]
 Since = Annotated[
     str | None,
     typer.Option(
@@ -651,6 +654,7 @@ def tasks(  # noqa: PLR0913 - each is an option
     group: GroupOf = None,
     since: Since = None,
     until: Until = None,
+    oldest_first: OldestFirst = False,
     limit: Limit = 20,
     as_json: AsJson = False,
     url: Url = DEFAULT_URL,
@@ -667,7 +671,7 @@ def tasks(  # noqa: PLR0913 - each is an option
     selection = select(room, status, job, worker, since, until, all_rooms=all_rooms, **others)
     with open_client(url) as client:
         selection = selection.located(client)
-        items, caption = _find(client, selection, limit)
+        items, caption = _find(client, selection, limit, oldest_first=oldest_first)
         if not items:
             caption += _rooms_with(client, selection)
     table = TASKS.without("room") if len(selection.rooms) == 1 else TASKS
@@ -729,12 +733,12 @@ def _retry_of(group: FailureGroup, rooms: Sequence[str]) -> str:
 
 
 def _find(
-    client: AdminClient, selection: Selection, limit: int
+    client: AdminClient, selection: Selection, limit: int, *, oldest_first: bool
 ) -> tuple[Sequence[TaskResponse | FoundTask], str]:
     """Return tasks, and how many there are."""
-    if selection.needs_search:
+    if selection.needs_search or oldest_first:
         filters = selection.resolve(client)
-        items, has_more = client.search(filters, limit)
+        items, has_more = client.search(filters, limit, oldest_first=oldest_first)
         if not items:
             _note_unknown_exceptions(client, filters)
         number = f"{counted(len(items), 'task')} {where(selection.rooms)}"

@@ -4,6 +4,7 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from operator import attrgetter
@@ -64,25 +65,33 @@ from zndraw_joblib.wire.problems import InvalidRequest, ProblemException, Retrie
 from zndraw_joblib.wire.progress import Progress
 from zndraw_joblib.wire.statuses import HELD, TERMINAL, TaskStatus
 
-_KIND, _KIND_OF_ROOMS = "tasks", "tasks of rooms"
+_KIND, _KIND_OF_ROOMS, _OLDEST_FIRST = "tasks", "tasks of rooms", ", oldest first"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
 
 async def find(
-    tx: Transaction, task_filter: TaskFilter, page: CursorPage, budget: Budget | None = None
+    tx: Transaction,
+    task_filter: TaskFilter,
+    page: CursorPage,
+    budget: Budget | None = None,
+    *,
+    oldest_first: bool = False,
 ) -> FoundTasks:
-    """Return the tasks that match a filter, newest first, after a cursor.
+    """Return the tasks that match a filter, newest or oldest first, after a cursor.
 
-    Once the budget is spent, `next` of the response reads on. Raises `InvalidRequest` for a wrong cursor.
+    Once the budget is spent, `next` of the response reads on. Raises `InvalidRequest` for a wrong cursor, or
+    for one of the other order.
     """
     is_by_time = bool(task_filter.room) and not _is_linked(task_filter)
-    after = None if page.cursor is None else _position(page.cursor, is_by_time=is_by_time)
+    order = {"is_by_time": is_by_time, "oldest_first": oldest_first}
+    after = None if page.cursor is None else _position(page.cursor, **order)
     resolved = await resolve(tx, task_filter)
     if resolved is None:
         return FoundTasks(items=[])
-    part = await sql_searches.find(tx, resolved, after, page.limit, budget)
-    following = None if part.after is None else _cursor(part.after, is_by_time=is_by_time)
+    ordered = replace(resolved, oldest_first=oldest_first)
+    part = await sql_searches.find(tx, ordered, after, page.limit, budget)
+    following = None if part.after is None else _cursor(part.after, **order)
     return FoundTasks(items=await described(tx, part.rows), next=following)
 
 
@@ -217,20 +226,28 @@ def _entry(row: SearchRow, job: tuple[str, int]) -> FoundTask:
     return FoundTask.model_construct(**fields)
 
 
-def _position(cursor: str, *, is_by_time: bool) -> SearchPosition:
+def _kind(*, is_by_time: bool, oldest_first: bool) -> str:
+    """Return the kind of a cursor: one that is passed to a search in another order is refused."""
+    return (_KIND_OF_ROOMS if is_by_time else _KIND) + (_OLDEST_FIRST if oldest_first else "")
+
+
+def _position(cursor: str, *, is_by_time: bool, oldest_first: bool) -> SearchPosition:
+    kind = _kind(is_by_time=is_by_time, oldest_first=oldest_first)
     if not is_by_time:
-        return SearchPosition(*decode_cursor(_KIND, cursor, [int]))
-    seq, microseconds = decode_cursor(_KIND_OF_ROOMS, cursor, [int, int])
+        return SearchPosition(*decode_cursor(kind, cursor, [int]))
+    seq, microseconds = decode_cursor(kind, cursor, [int, int])
     try:
         return SearchPosition(seq, _EPOCH + microseconds * _MICROSECOND)
     except OverflowError as error:
         raise InvalidRequest("query.cursor: it has a time that no task has") from error
 
 
-def _cursor(position: SearchPosition, *, is_by_time: bool) -> str:
-    if not is_by_time or position.at is None:
-        return encode_cursor(_KIND, position.seq)
-    return encode_cursor(_KIND_OF_ROOMS, position.seq, (position.at - _EPOCH) // _MICROSECOND)
+def _cursor(position: SearchPosition, *, is_by_time: bool, oldest_first: bool) -> str:
+    is_by_time = is_by_time and position.at is not None
+    kind = _kind(is_by_time=is_by_time, oldest_first=oldest_first)
+    if position.at is None or not is_by_time:
+        return encode_cursor(kind, position.seq)
+    return encode_cursor(kind, position.seq, (position.at - _EPOCH) // _MICROSECOND)
 
 
 async def count(tx: Transaction, task_filter: TaskFilter) -> TaskCounts:

@@ -148,15 +148,21 @@ async def allowed_rooms(
 
 @serves(ops.SEARCH_TASKS)
 async def search_tasks(
-    request: Request, runtime: Runtime, caller: Identity, filters: QueryFilter, page: CursorPaging
+    request: Request,
+    runtime: Runtime,
+    caller: Identity,
+    filters: QueryFilter,
+    page: CursorPaging,
+    *,
+    oldest_first: Annotated[bool, Query(description="The oldest tasks first.")] = False,
 ) -> Response:
-    """Search tasks, newest first; callers that are no superusers name rooms that they may read.
+    """Search tasks, newest first or `oldest_first`; callers that are no superusers name readable rooms.
 
     A search that reads many tasks to find few returns early: read on with `cursor`, the `next` of the
     response, while that is not null.
     """
     filters.room = await allowed_rooms(request, caller, filters.room)
-    tasks = await runtime.database.read(rules_searches.find, filters, page)
+    tasks = await runtime.database.read(rules_searches.find, filters, page, oldest_first=oldest_first)
     _hide_workers(caller, tasks.items)
     return json_response(tasks)
 

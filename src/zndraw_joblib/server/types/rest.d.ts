@@ -12,7 +12,7 @@ export interface paths {
         };
         /**
          * Search tasks
-         * @description Search tasks, newest first; callers that are no superusers name rooms that they may read.
+         * @description Search tasks, newest first or `oldest_first`; callers that are no superusers name readable rooms.
          *
          *     A search that reads many tasks to find few returns early: read on with `cursor`, the `next` of the
          *     response, while that is not null.
@@ -5835,6 +5835,8 @@ export interface operations {
     searchTasks: {
         parameters: {
             query?: {
+                /** @description The oldest tasks first. */
+                oldest_first?: boolean;
                 status?: components["schemas"]["TaskStatus"][];
                 /** @description Full names of jobs. */
                 job?: string[];
