@@ -169,7 +169,7 @@ $(READY): pyproject.toml requirements/dev.txt
 	@if ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
 		for python in $(PYTHON) python3 python3.13 python3.12 python3.11; do \
 			if "$$python" -c '$(USABLE)' >/dev/null 2>&1; then \
-				echo "setting up .venv with $$python"; \
+				echo "setting up .venv with $$python: 1.6 GB, some minutes"; \
 				exec "$$python" -m venv .venv; \
 			fi; \
 		done; \

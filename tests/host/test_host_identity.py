@@ -71,7 +71,7 @@ async def test_an_upload_keeps_its_body(sessions: Any, start: Start) -> None:
         put = await client.put(f"{V1}/rooms/@global/providers", json={"category": "files", "name": "home"})
         provider = put.json()
         url = f"{V1}/rooms/lab/providers/{provider['full_name']}"
-        reading = asyncio.ensure_future(client.get(url, headers={"Prefer": "wait=10"}))
+        reading = asyncio.ensure_future(client.get(url, headers={"Prefer": f"wait={BOUND}"}))
         claimed = await client.post(
             f"{V1}/providers/requests/claim",
             json={"worker_id": provider["worker_id"]},
