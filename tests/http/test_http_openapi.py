@@ -245,7 +245,7 @@ def test_every_parameter_is_documented(paths: dict[str, Any]) -> None:
             is_keyed = method != "get" and (method, path.removeprefix("/v1/joblib")) not in WITHOUT_KEY
             expected |= {"Idempotency-Key"} if is_keyed else set()
             expected |= ALSO.get((method, path.removeprefix("/v1/joblib")), set())
-            assert names == expected, (method, path)
+            assert names == expected, f"{method} {path}: see ALSO for a new parameter"
             for parameter in operation.get("parameters", []):
                 assert "null" not in str(parameter["schema"]), parameter
                 if parameter["name"] in {"Prefer", "Idempotency-Key"}:
@@ -285,7 +285,7 @@ ALSO = {
     ("get", "/providers"): _CURSOR,
     ("get", "/groups"): _CURSOR | {"room"},
     ("get", "/groups/{group_id}/results"): {"on_end_task"},
-    ("get", "/tasks"): _CURSOR | _FILTER,
+    ("get", "/tasks"): _CURSOR | _FILTER | {"oldest_first"},
     ("get", "/tasks/counts"): {"room", *_LINKS},
     ("get", "/tasks/tags"): {"room", "prefix"},
     ("get", "/rooms/{room_id}/tasks"): _LINKS,
