@@ -364,7 +364,7 @@ def share(
     with open_connection(access, realtime=True) as api, JobManager(api) as manager:
 
         def begin() -> None:
-            print_note(f"Sharing {folder} as {name!r} in {room} at {access.url}; Ctrl-C stops it.")
+            print_note(f"Sharing {folder} as {name!r} in {room} at {access.shown_url}; Ctrl-C stops it.")
             share_folder(manager, shared, name=name, room=room)
 
         manager.wait(begin)
@@ -475,7 +475,7 @@ def _run(config: ProcessConfig, processes: int, folders: list[Path]) -> None:
         return
     access = _wait_for_server(config.url)
     place = f" in {config.room}" if config.room else ""
-    served = f"{config.target}{place} at {access.url}"
+    served = f"{config.target}{place} at {access.shown_url}"
     which = f"{processes} processes serve" if processes > 1 else "Serving"
     watched = f", reloaded at changes in {', '.join(map(str, folders))}" if folders else ""
     note = partial(
@@ -497,7 +497,7 @@ def _run_one(config: ProcessConfig) -> None:
     access = _wait_for_server(config.url)
     names = ", ".join(cls.__name__ for cls in extensions)
     rooms = ", ".join(sorted({config.room or job_room_of(cls) for cls in extensions}))
-    note = partial(print_note, f"Serving {names} in {rooms} at {access.url}; Ctrl-C stops it.")
+    note = partial(print_note, f"Serving {names} in {rooms} at {access.shown_url}; Ctrl-C stops it.")
     options: dict[str, Any] = {"room": config.room, "context": context, "policy": config.policy}
     with open_connection(access, realtime=True) as api:
         try:
@@ -526,7 +526,7 @@ def _wait_for_server(url: str) -> ServerAccess:
             else:
                 return access
         if is_first:
-            print_note(f"No answer from {access.url} yet; retrying for {_SERVER_START_SECONDS:g} s.")
+            print_note(f"No answer from {access.shown_url} yet; retrying for {_SERVER_START_SECONDS:g} s.")
             is_first = False
         time.sleep(_RETRY_SECONDS)
 

@@ -236,6 +236,13 @@ class ServerAccess:
     token: str | None = field(repr=False)
     source: str
 
+    @property
+    def shown_url(self) -> str:
+        """The URL for messages: without a name and a password."""
+        scheme, separator, rest = self.url.partition("://")
+        host, slash, path = rest.partition("/")
+        return f"{scheme}{separator}{host.rpartition('@')[2]}{slash}{path}"
+
 
 def find_access(url: str | None = None, token: str | None = None) -> ServerAccess:
     """Return the access to a server: the given one, or that of the environment.
@@ -294,11 +301,11 @@ def explain_unauthorized(access: ServerAccess, problem: ProblemException) -> str
     )
     if access.token is None:
         return (
-            f"The server at {access.url} requires a token, and {access.source} has none for this URL. "
+            f"The server at {access.shown_url} requires a token, and {access.source} has none for this URL. "
             f"Set {TOKEN_VARIABLE} to a token; {how}"
         )
     return (
-        f"The server at {access.url} rejected the token from {access.source}: {problem}. "
+        f"The server at {access.shown_url} rejected the token from {access.source}: {problem}. "
         f"Set {TOKEN_VARIABLE} to a valid token; {how}"
     )
 
@@ -308,7 +315,7 @@ def explain_unreachable(access: ServerAccess, error: "httpx.TransportError", set
     text = str(error) or type(error).__name__
     reason = text.split("] ", 1)[-1] if text.startswith("[Errno") else text
     return (
-        f"The server at {access.url} cannot be reached: {reason}. "
+        f"The server at {access.shown_url} cannot be reached: {reason}. "
         f"Start it with 'zndraw-joblib serve', or set {settings} to another server"
     )
 
