@@ -135,7 +135,7 @@ async def test_the_app_does_not_start_with_a_wrong_schedule(async_url: str) -> N
     @job(schedule="0 3 * * *")
     def hungry(days: int) -> None: ...
 
-    with pytest.raises(ValueError, match=r"schedule of hungry: .*days"):
+    with pytest.raises(ValueError, match=r"schedule of job '@internal:jobs:hungry': .*days"):
         async with running_host(async_url, jobs=[hungry]):
             pass
 

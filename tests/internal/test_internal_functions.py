@@ -9,10 +9,20 @@ from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker
 from taskiq import InMemoryBroker
 
 from internal.processes import TOKEN, running, submit, wait_for_end
-from zndraw_joblib import GuardedExecutor, Identity, JobLib, TaskContext, job, register_internal_jobs
+from zndraw_joblib import (
+    GuardedExecutor,
+    Identity,
+    JobLib,
+    ScheduleTimes,
+    TaskContext,
+    job,
+    register_internal_jobs,
+)
 from zndraw_joblib.server.host.app import create_app
 from zndraw_joblib.server.internal.registry import CannotLoadJobs, load
 from zndraw_joblib.server.process.settings import ServerSettings
+
+SCHEDULE = "/v1/joblib/rooms/@internal/schedules/sleepy"
 
 
 @job
@@ -22,7 +32,7 @@ def whoami(task: TaskContext, vis: object, word: str = "none") -> list[str | boo
     return [task.task_id, task.room_id, vis is task, word, threading.current_thread().name]
 
 
-@job
+@job(schedule=ScheduleTimes(cron="0 3 * * *", payload={"word": "hi"}))
 async def sleepy(word: str) -> list[str]:
     """Return on an event loop, in the thread of the task."""
     await asyncio.sleep(0)
@@ -57,6 +67,7 @@ async def test_functions_and_coroutines_run_inside_the_server(database_url: str)
         assert ended["result"][1] != threading.current_thread().name
         failed = await wait_for_end(client, await submit(client, "@internal:jobs:crash"))
         assert (failed["status"], failed["error"]) == ("failed", "ValueError: no luck")
+        assert (await client.get(SCHEDULE)).json()["job"] == "@internal:jobs:sleepy"
 
 
 async def test_a_host_registers_functions_with_its_broker(engine: AsyncEngine) -> None:
@@ -71,6 +82,7 @@ async def test_a_host_registers_functions_with_its_broker(engine: AsyncEngine) -
         await broker.startup()
         ended = await wait_for_end(client, await submit(client, "@internal:jobs:sleepy", word="hi"))
         assert ended["result"][0] == "hi"
+        assert (await client.get(SCHEDULE)).json()["cron"] == "0 3 * * *"
         await broker.shutdown()
 
 

@@ -432,7 +432,7 @@ class JobLib(HostApi):
         async with self.internal_jobs(self.runtime, self.dispatcher.wake) as registry:
             holder: Any = self._app.state if self._app.state.joblib is self else self
             holder.internal_registry = registry
-            await self._put_own_schedules()
+            await self._put_schedules(registry.extensions)
             self.dispatcher.wake()
             try:
                 yield
@@ -551,6 +551,7 @@ async def register_internal_jobs(
     else:
         queue.internal_registry = registry
     if isinstance(joblib, JobLib):
+        await joblib._put_schedules(registry.extensions)
         joblib.dispatcher.wake()
     return registry
 

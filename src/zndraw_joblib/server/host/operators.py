@@ -286,21 +286,21 @@ class OperatorApi(QueueState):
         schedule, _ = await self._change(session, work, item=item)
         return schedule
 
-    async def _put_own_schedules(self) -> None:
-        """Write the schedules of the app's own jobs, in the room ``@internal``; each keeps its state.
+    async def _put_schedules(self, jobs: Mapping[str, type[Any]]) -> None:
+        """Write the schedules of internal jobs, in the room ``@internal``; each keeps its state.
 
         Raises ValueError for a schedule that the job cannot have, such as one with a wrong payload.
         """
-        for cls in self.own_jobs:
+        for full_name, cls in jobs.items():
             times = getattr(cls, "job_schedule", None)
             if times is None:
                 continue
-            item = NewSchedule(HOST_IDENTITY, INTERNAL, cls.__name__, self._job_name(cls), times)
+            item = NewSchedule(HOST_IDENTITY, INTERNAL, cls.__name__, parse_job_name(full_name), times)
             try:
                 item = await checked_schedule(self.runtime, item, to_json(cls.model_json_schema()).decode())
                 await self.runtime.write(rules_schedules.put, item=item)
             except (InvalidRequest, InvalidPayload, Conflict) as problem:
-                raise ValueError(f"JobLib(jobs=…): schedule of {cls.__name__}: {problem}") from problem
+                raise ValueError(f"schedule of job {full_name!r}: {problem}") from problem
 
     async def list_schedules(self, room: str, *, session: Any = None) -> list[ScheduleResponse]:
         """Return the schedules of a room, by name."""
