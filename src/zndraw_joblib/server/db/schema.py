@@ -118,8 +118,9 @@ async def prepare(database: Database) -> None:
     if not await database.run_sync(lambda connection: connection.dialect.name == "sqlite"):
         raise OutdatedSchema(
             f"The database's schema is {version_found or 'missing'}, but this version needs {newest()}. Run "
-            "'zndraw-joblib db upgrade' with the same database URL, then start again. An app that creates "
-            "its own tables at the start may call 'await joblib.create_tables(connection)' there."
+            "'zndraw-joblib db upgrade' with the same database URL, then start again. An app may do so at "
+            "its start, with JobLib(upgrade_tables=True), or with 'await joblib.create_tables(connection)' "
+            "where it creates its own tables."
         )
     await upgrade(database)
 
