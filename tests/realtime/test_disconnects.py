@@ -52,11 +52,12 @@ async def worker_ids(rest: httpx.AsyncClient) -> list[str]:
 
 @pytest.mark.parametrize("grace", [0, GRACE])
 async def test_a_disconnected_worker_is_removed(
-    server: LiveServer, rest: httpx.AsyncClient, grace: float
+    server: LiveServer, rest: httpx.AsyncClient, caplog: pytest.LogCaptureFixture, grace: float
 ) -> None:
-    """Its task fails as after a worker timeout, and the task's room gets the event."""
+    """Its task fails as after a worker timeout, and the task's room gets the event. The log has its name."""
+    caplog.set_level("INFO", "zndraw_joblib")
     server.runtime.settings.disconnect_grace_seconds = grace
-    job = await register(rest, room="lab")
+    job = await register(rest, room="lab", worker={"name": "node7"})
     front, worker = await server.connect("lab"), await connect_worker(server, job)
     task = await submit(rest, job)
     await claim(rest, job["worker_id"])
@@ -65,6 +66,7 @@ async def test_a_disconnected_worker_is_removed(
     task = await get_task(rest, task)
     assert (task["status"], task["error"]) == ("failed", "Worker disconnected")
     assert await worker_ids(rest) == []
+    assert f"removed: worker_id={job['worker_id']} name=node7 " in caplog.text
 
 
 async def test_a_negative_grace_period_removes_no_worker(

@@ -106,7 +106,8 @@ async def test_repeated_failures_are_counted(caplog: pytest.LogCaptureFixture) -
         async with asyncio.timeout(30):
             await logged.wait()
         assert messages()[1:] == ["it failed (38) (38 times in 0.05 s)"]
-        log_failed_work(logger, OSError("it is away"), "Work waits", task_id="seven")
+        away = OSError("it is away. The request was not applied; retry it later.")
+        log_failed_work(logger, away, "Work waits", task_id="seven")
         log_failed_work(logger, OSError("it is away still"), "Other work waits")
         log_failed_work(logger, ValueError("unexpected"), "Work failed")
         assert messages()[2:] == ["Work waits: it is away", "Work failed"]

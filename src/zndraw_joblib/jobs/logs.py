@@ -361,7 +361,8 @@ def log_failed_work(logger: logging.Logger, error: Exception, text: str, **field
     one line each 10 s with their number. `fields` are fields of the record of the first.
     """
     if isinstance(error, OSError | TimeoutError):
-        reason = str(error).partition("\n")[0] or type(error).__name__
+        # The work is repeated by itself: what a client has to do about its request is left out.
+        reason = str(error).partition("\n")[0].partition(". The request ")[0] or type(error).__name__
         of_loop = _failed_work.setdefault(asyncio.get_running_loop(), {})
         of_loop.setdefault(logger.name, RepeatedFailure(logger)).log(f"{text}: {reason}", **fields)
     else:

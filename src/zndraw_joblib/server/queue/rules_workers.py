@@ -243,11 +243,11 @@ async def remove_some_of(tx: Transaction, owner_id: str) -> int:
     return len(ids)
 
 
-async def remove_if_silent(tx: Transaction, worker_id: UUID, since: datetime) -> bool:
-    """Remove a worker without a heartbeat since a time. Return whether it was removed."""
+async def remove_if_silent(tx: Transaction, worker_id: UUID, since: datetime) -> SilentWorker | None:
+    """Remove a worker without a heartbeat since a time. Return it if it was removed."""
     stale = await sql_workers.lock_if_stale(tx, since, 1, only=worker_id)
     await retire(tx, list(stale))
-    return bool(stale)
+    return stale.get(worker_id)
 
 
 async def check_serves(tx: Transaction, worker_id: UUID, name: JobName) -> None:

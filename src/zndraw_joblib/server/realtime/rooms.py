@@ -14,7 +14,7 @@ import socketio
 from fastapi import FastAPI, Request
 from pydantic import ValidationError
 
-from zndraw_joblib.jobs.logs import log_failed_work
+from zndraw_joblib.jobs.logs import log_failed_work, one_line
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.process.ports import Identity, identity_key, worker_key
 from zndraw_joblib.server.process.settings import ServerSettings
@@ -121,11 +121,11 @@ class DisconnectTracker:
         await asyncio.sleep(grace)
         if self._runtime.waiters.has(worker_key(worker_id)):
             return  # a claim of the worker waits
-        if await self._runtime.write(rules_workers.remove_if_silent, worker_id, since):
+        removed = await self._runtime.write(rules_workers.remove_if_silent, worker_id, since)
+        if removed is not None:
             logger.info(
-                "Disconnected worker removed: worker_id=%s grace_seconds=%g",
-                worker_id,
-                grace,
+                "Disconnected worker removed: worker_id=%s name=%s grace_seconds=%g",
+                *(worker_id, one_line(removed.name or "unnamed"), grace),
                 extra={"worker_id": str(worker_id)},
             )
 
