@@ -41,7 +41,7 @@ USABLE := import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: $(READY) ## run a server and a worker on example jobs
+demo: $(READY) ## run a server and four workers, and kill one; a minute
 	$(BIN)/python -m examples.demo $(ARGS)
 
 ifneq ($(filter lowest newest,$(ARGS)),)
