@@ -8,6 +8,7 @@ import pytest
 from databases import on_both
 from fastapi import FastAPI
 from rest import V1, AsUser, claim, get_task, register, report, submit
+from waiting import until
 
 from zndraw_joblib.server.host.app import create_app
 from zndraw_joblib.server.process.own_clock import TestClock
@@ -62,8 +63,8 @@ async def test_an_advance_answers_when_all_is_done(client: httpx.AsyncClient) ->
     await report(client, task, "running", attempt=first["attempt"])
     await report(client, task, "failed", attempt=first["attempt"], error="once")
     waiting = asyncio.create_task(claim(client, job["worker_id"], wait=20))
-    await _advance(client, 900, keep_workers=True)
-    await _advance(client, 101, keep_workers=True)
+    await _advance(client, 10, keep_workers=True)
+    await _advance(client, 991, keep_workers=True)
     async with asyncio.timeout(10):
         second = await waiting
     assert second is not None
@@ -79,3 +80,49 @@ async def test_an_advance_answers_when_all_is_done(client: httpx.AsyncClient) ->
     assert (await get_task(client, task))["error_code"] == "run-timeout"
     cycle = (await _advance(client, 61))["cycle"]
     assert (cycle["expired"], cycle["held_back"]) == (1, False)
+
+
+def _bearer(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}
+
+
+async def test_waits_follow_the_clock(client: httpx.AsyncClient, app: FastAPI) -> None:
+    """An advance ends the requests that would wait for less than it; the others go on."""
+    job = await register(client, room="lab")
+    task = await submit(client, await register(client, name="Slow", room="lab"))
+    path = f"{V1}/tasks/{task['id']}"
+    seen = (await client.get(f"{path}/events")).json()["next"]
+    short, long = {"Prefer": "wait=20"}, {"Prefer": "wait=30"}
+    claiming = asyncio.create_task(claim(client, job["worker_id"], wait=20))
+    ending = [
+        asyncio.create_task(client.get(path, headers=short)),
+        asyncio.create_task(client.get(f"{path}/events", params={"after": seen}, headers=short)),
+    ]
+    staying = asyncio.create_task(client.get(path, headers=long))
+    await until(lambda: len(app.state.joblib.runtime.waiters) == 3)
+    async with asyncio.timeout(15):
+        await _advance(client, 21, keep_workers=True)
+        response, events = await asyncio.gather(*ending)
+        assert (await claiming, response.json()["status"], events.json()["events"]) == (None, "pending", [])
+        assert not staying.done()
+        await _advance(client, 10, keep_workers=True)
+        assert (await staying).json()["status"] == "pending"
+
+
+async def test_tokens_end_by_the_clock(client: httpx.AsyncClient) -> None:
+    """Those of users also where a server has just seen them; those of tasks unless the workers are kept."""
+    job = await register(client, room="lab")
+    task = await submit(client, job)
+    body = {"worker_id": job["worker_id"], "tokens": True}
+    token = (await client.post(f"{V1}/tasks/claim", json=body)).json()["task"]["token"]
+    await report(client, task, "running", attempt=1)
+    body = {"jobs": ["lab:*"], "rooms": ["lab"], "expires_in_seconds": 3600}
+    users = (await client.post(f"{V1}/worker-tokens", json=body)).json()["token"]
+    for headers in (_bearer(token), _bearer(users)):
+        assert (await client.get(f"{V1}/me", headers=headers)).status_code == 200
+    await _advance(client, 3601, keep_workers=True)
+    assert (await client.get(f"{V1}/me", headers=_bearer(users))).status_code == 401
+    assert (await client.get(f"{V1}/me", headers=_bearer(token))).status_code == 200
+    await _advance(client, 3601)
+    ended = await client.get(f"{V1}/me", headers=_bearer(token))
+    assert (ended.status_code, "has expired" in ended.json()["detail"]) == (401, True)

@@ -13,6 +13,7 @@ from pydantic import ConfigDict, Field
 
 from zndraw_joblib.server.host.mount import JobLib
 from zndraw_joblib.server.http.access import QueueState
+from zndraw_joblib.server.http.identity import BearerTokens
 from zndraw_joblib.server.http.openapi import route_options
 from zndraw_joblib.server.http.routing import Route, json_response, serves
 from zndraw_joblib.server.process.own_clock import TestClock
@@ -79,8 +80,8 @@ async def get_clock(queue: QueueState, caller: Identity) -> Response:
 async def advance_clock(queue: QueueState, caller: Identity, body: ClockAdvance) -> Response:
     """Move the clock of the queue forward, and return when the server has done what is due by then.
 
-    All times of the queue move: schedules, delays, retries, time limits, heartbeats, retention. A waiting
-    request waits for real seconds.
+    All times of the queue move: schedules, delays, retries, time limits, heartbeats, retention, the end of
+    tokens. A request that waits ends if its time is over.
     """
     cycle = await advance(cast(JobLib, queue), body.seconds, keeps_workers=body.keep_workers)
     return json_response(_state(queue, cycle))
@@ -99,7 +100,7 @@ async def advance(joblib: JobLib, seconds: float, *, keeps_workers: bool = False
     """
     clock, runtime = cast(TestClock, joblib.clock), joblib.runtime
     alive_since = clock() - timedelta(seconds=joblib.settings.worker_timeout_seconds)
-    clock.advance(seconds)
+    clock.advance(seconds, keeps_workers=keeps_workers)
     joblib.sweeper.absence.skip(seconds)
     if keeps_workers:
         await runtime.write(rules_sweep.keep_alive, alive_since)
@@ -112,6 +113,10 @@ async def advance(joblib: JobLib, seconds: float, *, keeps_workers: bool = False
     await joblib.schedules.submit_due()
     joblib.wake_loops()
     await runtime.recheck.run()
+    if isinstance(joblib.identity, BearerTokens):
+        joblib.identity.forget_all()
+    runtime.waiters.skip(seconds)
+    joblib.streams.wake_all()
     logger.warning("The test clock is %g s ahead (advanced by %g s): %s", clock.ahead_seconds, seconds, cycle)
     return cycle.summary
 

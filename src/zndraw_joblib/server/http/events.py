@@ -479,7 +479,8 @@ async def _respond(
 async def _next_part(
     request: Request, queue: QueueState, access: StreamAccess, after: int | None, wait: float
 ) -> Part:
-    deadline = time.monotonic() + wait
+    time = queue.runtime.waiters.time
+    deadline = time() + wait
     async with queue.streams.reader(access.caller, access.room_id, access.task_id) as reader:
         part = await queue.streams.read(reader, access.room_id, after)
         if _is_news(part) or wait <= 0:
@@ -487,7 +488,7 @@ async def _next_part(
         async with DisconnectWatcher(request) as watcher:
             if watcher.disconnected is not None:
                 watcher.disconnected.add_done_callback(reader.close)
-            while not (_is_news(part) or reader.is_closed) and (seconds := deadline - time.monotonic()) > 0:
+            while not (_is_news(part) or reader.is_closed) and (seconds := deadline - time()) > 0:
                 await reader.wait(seconds)
                 part = await queue.streams.read(reader, access.room_id, part.next)
         if not await access.is_allowed():

@@ -322,6 +322,10 @@ class BearerTokens:
             if identity.id == user_id:
                 del self._cached[hashed]
 
+    def forget_all(self) -> None:
+        """Look up all tokens again, because a test clock was advanced."""
+        self._cached.clear()
+
     def _is_stored(self, caller: Identity) -> bool:
         """Return whether the token of a caller is in the database."""
         is_known = self.provider is not None and self.provider.knows(caller)

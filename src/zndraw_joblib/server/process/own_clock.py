@@ -10,6 +10,7 @@ class TestClock:
 
     def __init__(self) -> None:
         self._ahead = timedelta()
+        self._kept = timedelta()
 
     def __call__(self) -> datetime:
         """Return the time of the queue."""
@@ -24,8 +25,17 @@ class TestClock:
         """Return what a health check says about it."""
         return f"a test clock, {self.ahead_seconds:g} s ahead: not for production"
 
-    def advance(self, seconds: float) -> None:
+    def token_time(self) -> float:
+        """Return the time by which tokens of tasks expire, in seconds.
+
+        It leaves out the advances that kept the workers: their heartbeats have renewed the tokens.
+        """
+        return (self() - self._kept).timestamp()
+
+    def advance(self, seconds: float, *, keeps_workers: bool = False) -> None:
         """Move the clock forward. Raises ValueError for a negative number."""
         if seconds < 0:
             raise ValueError(f"seconds: {seconds:g} is negative; a queue's clock moves forward only")
         self._ahead += timedelta(seconds=seconds)
+        if keeps_workers:
+            self._kept += timedelta(seconds=seconds)

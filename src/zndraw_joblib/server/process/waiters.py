@@ -210,6 +210,7 @@ class Waiters:
         self._subscribers: list[tuple[str, Callable[[str], None]]] = []
         self._prefixes: tuple[str, ...] = ()
         self._count = 0
+        self._skipped_seconds = 0.0
         self.is_closed = False
         # The event loop of the server's lifespan, None before its start.
         self.loop: asyncio.AbstractEventLoop | None = None
@@ -231,7 +232,7 @@ class Waiters:
     ) -> Result | None:
         """Register under all keys, then check and wait in turns; return the first result that `is_done`.
 
-        After `deadline` (monotonic seconds), or once the server stops, return the last result as it is.
+        After `deadline`, by `time`, or once the server stops, return the last result as it is.
         Return None where the client disconnected or a newer request took the slot. `wait` replaces the
         plain wait. `user` waits; without one it is the server, which has no limit.
         Raises `ServiceUnavailable` and `TooManyRequests` when too many requests wait.
@@ -240,7 +241,7 @@ class Waiters:
             while True:
                 self.begin_check(waiter)
                 result = await check(waiter)
-                seconds = deadline - time.monotonic()
+                seconds = deadline - self.time()
                 if is_done(result) or seconds <= 0 or self.is_closed:
                     return result
                 await (waiter.wait(seconds, disconnected) if wait is None else wait(waiter, seconds))
@@ -351,7 +352,17 @@ class Waiters:
     def is_over(self, deadline: float, disconnected: Disconnected) -> bool:
         """Return whether a request waits no longer: its client or its time is gone, or the server stops."""
         is_gone = disconnected is not None and disconnected.done()
-        return is_gone or time.monotonic() >= deadline or self.is_closed
+        return is_gone or self.time() >= deadline or self.is_closed
+
+    def time(self) -> float:
+        """Return the time of deadlines: monotonic seconds, and those that a test clock has skipped."""
+        return time.monotonic() + self._skipped_seconds
+
+    def skip(self, seconds: float) -> None:
+        """Let these seconds have passed for all waits, and let each check whether it is over."""
+        self._skipped_seconds += seconds
+        for key in self.waited_keys:
+            self.wake(key)
 
     def open(self) -> None:
         """Accept waiters, also again after a stop."""

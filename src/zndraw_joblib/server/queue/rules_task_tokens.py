@@ -9,7 +9,6 @@ import binascii
 import hmac
 import secrets
 import struct
-import time
 import zlib
 from base64 import b64decode, urlsafe_b64encode
 from collections.abc import Collection
@@ -90,8 +89,8 @@ def _signed(key: bytes, body: bytes) -> str:
     return PREFIX + text.rstrip("=")
 
 
-def verify(key: bytes, token: str) -> Claim | UploadKey:
-    """Return the claim or the request that a token is about. Raises `Unauthorized`."""
+def verify(key: bytes, token: str, now: float) -> Claim | UploadKey:
+    """Return the claim or the request that a token is about, at the time `now`. Raises `Unauthorized`."""
     text = token[len(PREFIX) :]
     try:
         content = b64decode(text.encode("ascii") + b"=" * (-len(text) % 4), b"-_", validate=True)
@@ -110,7 +109,7 @@ def verify(key: bytes, token: str) -> Claim | UploadKey:
             TaskKey(UUID(bytes=id_), attempt),
             frozenset(from_json(zlib.decompress(packed))) if packed else None,
         )
-    if expires_at <= time.time():
+    if expires_at <= now:
         raise Unauthorized(
             "The token of a task has expired. Heartbeats with `tokens` renew it; it is valid for "
             f"{TOKEN_SECONDS} s, or for `token_seconds` of its claim",

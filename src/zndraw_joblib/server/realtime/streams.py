@@ -492,6 +492,12 @@ class Streams:
             for reader in follower.readers:
                 reader.close()
 
+    def wake_all(self) -> None:
+        """Let all readers look whether their wait is over."""
+        for follower in self._all_followers():
+            for reader in follower.readers:
+                reader.must_read()
+
     async def stop(self) -> None:
         """Stop the followers of this event loop."""
         followers = list(self._followers.get(asyncio.get_running_loop(), {}).values())

@@ -1,7 +1,6 @@
 """The store of bytes in the server's database, shared by all server processes."""
 
 import math
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 
@@ -103,7 +102,7 @@ class DatabaseResults:
             [_waiter_key(key)],
             check,
             lambda value: value is not None or is_notified,
-            deadline=time.monotonic() + timeout,
+            deadline=self._runtime.waiters.time() + timeout,
             wait=wait,
         )
 

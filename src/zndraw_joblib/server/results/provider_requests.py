@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -346,7 +345,7 @@ class ProviderRequests:
         Raises `ProviderNotFound`, `ProviderNotConnected` or `ProviderTimeout`, or the error that the
         provider reports: `ProviderExecutionFailed`, or `InvalidRequest` for parameters that it rejects.
         """
-        keys, deadline = cache_keys(key.name, key.request_hash), time.monotonic() + wait
+        keys, deadline = cache_keys(key.name, key.request_hash), self._runtime.waiters.time() + wait
         # An error that is stored already belongs to an earlier request.
         old_error = await get_error(backend, keys)
         waiting = _WaitingRequest(self, backend, key, keys, old_error, disconnected, access)
@@ -498,7 +497,8 @@ class ProviderRequests:
     async def _wait_for_claim(
         self, item: rules_providers.RequestClaim, disconnected: Disconnected, access: CallerAccess
     ) -> ClaimedProviderRequest | None:
-        waiters, deadline = self._runtime.waiters, time.monotonic() + item.wait.total_seconds()
+        waiters = self._runtime.waiters
+        deadline = waiters.time() + item.wait.total_seconds()
         key = requests_key(item.worker_id)
         # A client that lost its connection claims again before the server notices the loss.
         waiters.evict_oldest(key, self._runtime.settings.max_claims_per_worker)

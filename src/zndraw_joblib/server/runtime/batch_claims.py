@@ -2,9 +2,9 @@
 
 import asyncio
 import math
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
+from time import monotonic
 
 from zndraw_joblib.server.process.ports import Wake, job_key
 from zndraw_joblib.server.process.waiters import Disconnected, Waiter
@@ -26,7 +26,7 @@ class BatchClaim:
     """One request of a worker. Until a batch is full, or its oldest task has waited for `wait_seconds`, the
     tasks stay in their queue: any worker may claim them, and nothing is lost if this request ends.
 
-    `read` returns what the claim may take, and `claim` takes it. At `deadline` (monotonic seconds) it takes
+    `read` returns what the claim may take, and `claim` takes it. At `deadline`, by `time`, it takes
     what there is.
     """
 
@@ -37,11 +37,12 @@ class BatchClaim:
         claim: Callable[[Claim], Awaitable[ClaimResult]],
         deadline: float,
         disconnected: Disconnected,
+        time: Callable[[], float] = monotonic,
     ) -> None:
         self._batches = batches
         self._read = read
         self._claim = claim
-        self._deadline = deadline
+        self._deadline, self._time = deadline, time
         self._disconnected = disconnected
         # The jobs whose tasks it has waited for, and when the next batch is due.
         self._waited: set[str] = set()
@@ -72,12 +73,12 @@ class BatchClaim:
 
     async def wait(self, waiter: Waiter, seconds: float) -> None:
         """Wait for a wake-up, at most until the next batch is due; between two reads there is a pause."""
-        now = time.monotonic()
+        now = self._time()
         is_filling = self._next_due < math.inf
         await waiter.wait(max(0.0, min(seconds, self._next_due - now)), self._disconnected)
         if is_filling and waiter.is_woken:
             shortest = min(batch.wait_seconds for batch in self._batches)
-            pause = min(shortest / _READS, _MAX_PAUSE_SECONDS, self._next_due - time.monotonic())
+            pause = min(shortest / _READS, _MAX_PAUSE_SECONDS, self._next_due - self._time())
             await asyncio.sleep(max(0.0, pause))
 
     async def _take(self, item: Claim, candidate: Candidate) -> ClaimResult | None:
@@ -85,7 +86,7 @@ class BatchClaim:
 
         Pending tasks may be of paused rooms, or of keys at their limits: the claim counts those it may take.
         """
-        batch, now = candidate.batch, time.monotonic()
+        batch, now = candidate.batch, self._time()
         if batch is None:
             return await self._claim(item._replace(choice=candidate.choice))
         fill_for = timedelta.max

@@ -29,6 +29,7 @@ from zndraw_joblib.server.db.host_sessions import SessionDatabase
 from zndraw_joblib.server.db.limits import Limits
 from zndraw_joblib.server.db.room_events import EventRow
 from zndraw_joblib.server.process.batcher import MAX_WAITING, Batcher, raised
+from zndraw_joblib.server.process.own_clock import TestClock
 from zndraw_joblib.server.process.ports import (
     BEFORE,
     PAUSES_KEY,
@@ -210,7 +211,7 @@ class Runtime:
         clock: Clock | None = None,
         recheck_seconds: tuple[float, float] = (1.0, 5.0),
     ) -> None:
-        self.settings, limits = settings, Limits.of(settings)
+        self.settings, limits, self._clock = settings, Limits.of(settings), clock
         self.database = database = (
             database if isinstance(database, Database) else SessionDatabase(database, clock, limits)
         )
@@ -248,7 +249,8 @@ class Runtime:
     @cached_property
     def task_tokens(self) -> TaskTokens:
         """What makes and checks the tokens of tasks."""
-        return TaskTokens(self.database.read_short, self.write_short)
+        now = self._clock.token_time if isinstance(self._clock, TestClock) else None
+        return TaskTokens(self.database.read_short, self.write_short, now)
 
     def _wake(self, key: str, count: int | None) -> None:
         if key.startswith(BEFORE):
@@ -649,17 +651,8 @@ class Runtime:
             *(caller, worker_id, interval, request.claim_id, self.order, count or 1, request.start),
             refused_rooms=await access.check(),
         )
-        deadline = time.monotonic() + wait
-        batch = None
-        if request.batches:
-            if wait > 0 and any(entry.only_full for entry in request.batches):
-                raise InvalidRequest(
-                    "batches: a claim with only_full takes a batch that is full now, so it cannot wait; "
-                    "send it without 'Prefer: wait', or without only_full"
-                )
-            batch = BatchClaim(
-                *(request.batches, self._read_batches, self.claim_once, deadline, disconnected)
-            )
+        deadline = self.waiters.time() + wait
+        batch = self._batch_claim(request, wait, deadline, disconnected) if request.batches else None
         flow = ClaimFlow(self.claim_once if batch is None else batch.claim, batch)
         if request.remaining_seconds is not None:
             flow = self._timed(flow, request.remaining_seconds)
@@ -672,6 +665,18 @@ class Runtime:
         if count is not None:
             return TaskClaimResponse(tasks=tasks, reason=reason)
         return TaskClaimResponse(task=tasks[0] if tasks else None, reason=reason)
+
+    def _batch_claim(
+        self, request: TaskClaimRequest, wait: float, deadline: float, disconnected: Disconnected
+    ) -> BatchClaim:
+        batches = request.batches or ()
+        if wait > 0 and any(entry.only_full for entry in batches):
+            raise InvalidRequest(
+                "batches: a claim with only_full takes a batch that is full now, so it cannot wait; "
+                "send it without 'Prefer: wait', or without only_full"
+            )
+        about = batches, self._read_batches, self.claim_once, deadline, disconnected
+        return BatchClaim(*about, time=self.waiters.time)
 
     async def _read_batches(
         self, item: rules_claims.Claim, batches: Sequence[ClaimBatch]
@@ -688,7 +693,7 @@ class Runtime:
         async def store(item: rules_claims.Claim, ends_at: datetime) -> None:
             await self.write_short(rules_allocations.set_end, item.worker_id, item.caller.id, ends_at)
 
-        timed = TimedClaim(flow.claim, read, store, remaining)
+        timed = TimedClaim(flow.claim, read, store, remaining, self.waiters.time)
         return flow._replace(claim=timed.claim, timed=timed)
 
     async def _claim_or_wait(
@@ -781,7 +786,7 @@ class Runtime:
 
         if wait > 0:
             self.recheck.start()
-            keys, deadline = [group_key(group_id), *access.keys], time.monotonic() + wait
+            keys, deadline = [group_key(group_id), *access.keys], self.waiters.time() + wait
             group = await self.waiters.wait_until(
                 *(keys, check, rules_groups.has_ended),
                 deadline=deadline,
@@ -818,7 +823,7 @@ class Runtime:
         if wait <= 0:
             return await read(with_position=with_position)
         self.recheck.start()
-        keys, deadline = [task_key(task_id), *access.keys], time.monotonic() + wait
+        keys, deadline = [task_key(task_id), *access.keys], self.waiters.time() + wait
         task = await self.waiters.wait_until(
             *(keys, check, rules_tasks.has_ended),
             deadline=deadline,

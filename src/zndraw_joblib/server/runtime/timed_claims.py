@@ -1,6 +1,5 @@
 """The claim of a worker whose allocation ends: it gets only tasks that fit, also after it has waited."""
 
-import time
 from collections.abc import Awaitable, Callable
 from datetime import datetime
 from math import inf
@@ -26,17 +25,19 @@ class TimedClaim:
         read: Callable[[Claim, float], Awaitable[TimeLeft]],
         store: Callable[[Claim, datetime], Awaitable[None]],
         remaining: float,
+        time: Callable[[], float],
     ) -> None:
         self._claim = claim
         self._read = read
         self._store = store
-        self._ends_at = time.monotonic() + remaining
-        # When a queue that fits no longer does, in monotonic seconds.
+        self._time = time
+        self._ends_at = time() + remaining
+        # When a queue that fits no longer does.
         self.changes_at = inf
 
     async def claim(self, item: Claim) -> ClaimResult:
         """Claim a task that fits into the rest of the time."""
-        now = time.monotonic()
+        now = self._time()
         left = await self._read(item, max(0.0, self._ends_at - now))
         self.changes_at = now + left.seconds + _LATER_SECONDS
         if left.ends_at is not None:
@@ -52,5 +53,5 @@ class ClaimFlow(NamedTuple):
     timed: TimedClaim | None = None
 
     def until(self, deadline: float) -> float:
-        """Return until when the request may wait before it claims again, in monotonic seconds."""
+        """Return until when the request may wait before it claims again."""
         return deadline if self.timed is None else min(deadline, self.timed.changes_at)
