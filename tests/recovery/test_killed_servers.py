@@ -3,8 +3,10 @@
 import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import httpx
 import pytest
@@ -179,6 +181,35 @@ async def test_pauses_and_resumes_are_whole(stays: httpx.AsyncClient, killed: Ki
         await stays.post(f"{room}/resume")
         for task in await tasks(stays, status="pending"):
             assert (await stays.patch(f"{V1}/tasks/{task['id']}", json={"status": "cancelled"})).is_success
+
+
+async def test_a_costly_task_takes_its_slots_once(stays: httpx.AsyncClient, killed: Killed) -> None:
+    """After a kill in a claim, its repeat gets the task, and others none until the slots are free."""
+    job = await register(stays, cost=3, worker={"slots": 4})
+    claim_id = ""
+
+    async def take(client: httpx.AsyncClient, used: str) -> httpx.Response:
+        body = {"worker_id": job["worker_id"], "claim_id": used, "start": True}
+        return await client.post(f"{V1}/tasks/claim", json=body)
+
+    async def request(client: httpx.AsyncClient) -> httpx.Response:
+        nonlocal claim_id
+        claim_id = str(uuid4())
+        for _ in range(2):
+            await submit(stays, job)
+        return await take(client, claim_id)
+
+    async for _ in killed.attempts(request):
+        got = []
+        for used, reason in ((claim_id, "no_slots"), (str(uuid4()), "empty")):
+            task = (await take(stays, used)).json()["task"]
+            none = (await take(stays, str(uuid4()))).json()
+            assert (none["task"], none["reason"]) == (None, reason)
+            assert (await stays.patch(f"{V1}/tasks/{task['id']}", json={"status": "completed"})).is_success
+            got.append((task["id"], task["cost"], task["attempt"]))
+        assert sorted(got) == [
+            (task["id"], 3, 1) for task in sorted(await tasks(stays), key=itemgetter("id"))[-2:]
+        ]
 
 
 async def test_tags_are_written_with_their_tasks(stays: httpx.AsyncClient, killed: Killed) -> None:
