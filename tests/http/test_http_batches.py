@@ -12,6 +12,8 @@ from rest import UNKNOWN_ID, V1, AsUser, expect_problem, get_task, register
 SUBMIT, CLAIM, REPORT = f"{V1}/tasks/submit", f"{V1}/tasks/claim", f"{V1}/tasks/report"
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 
+_NUMBERS = [{"n": 1}, {"n": 2}, {"n": 3}]
+
 
 def of(job: Any, *payloads: Any, room: str = "lab") -> list[dict[str, Any]]:
     """Return a task of a job for each payload."""
@@ -115,6 +117,23 @@ async def test_a_repeated_batch_submits_nothing_again(client: httpx.AsyncClient)
         first, again = [await results(client, SUBMIT, body, **key) for _ in range(2)]
         assert first == again
     assert (await client.get(f"{V1}/rooms/lab/tasks")).json()["total"] == 3
+
+
+@on_both
+async def test_a_key_of_an_item_submits_it_once_in_any_batch(client: httpx.AsyncClient) -> None:
+    """Also twice in one batch. Another task with the key is refused; an atomic batch takes no such key."""
+    job = await register(client)
+    first, second, third = ({**it, "idempotency_key": f"k{it['payload']['n']}"} for it in of(job, *_NUMBERS))
+    ids = [each["id"] for each in await results(client, SUBMIT, {"tasks": [first, second]})]
+    changed = {**first, "payload": {"n": 9}}
+    got = await results(client, SUBMIT, {"tasks": [third, third, second, changed, first, *of(job, {"n": 4})]})
+    assert [each["status"] for each in got] == [202, 202, 202, 422, 202, 202]
+    assert got[3]["problem"]["type"] == "/v1/problems/idempotency-key-reused"
+    assert (got[0]["id"], got[2]["id"], got[4]["id"]) == (got[1]["id"], ids[1], ids[0])
+    assert (await client.get(f"{V1}/rooms/lab/tasks")).json()["total"] == 4
+    refused = await client.post(SUBMIT, json={"tasks": [*of(job, {}), first], "atomic": True})
+    detail = expect_problem(refused, 422, "invalid-request")["detail"]
+    assert "tasks.1.idempotency_key: an atomic batch is applied once as a whole" in detail
 
 
 @on_both

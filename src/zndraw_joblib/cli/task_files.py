@@ -5,9 +5,11 @@ import sys
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from hashlib import sha256
 from tempfile import TemporaryFile
-from typing import IO, Annotated, Any
+from typing import IO, Annotated, Any, NamedTuple
 from uuid import UUID
 
 import typer
@@ -19,17 +21,23 @@ from zndraw_joblib.cli.display import CommandError, UsageError, counted, print_n
 from zndraw_joblib.cli.options import Url
 from zndraw_joblib.cli.submit import STDIN, open_file
 from zndraw_joblib.client.connection import DEFAULT_URL
+from zndraw_joblib.client.retry import is_repeatable
+from zndraw_joblib.client.submits import task_body
 from zndraw_joblib.jobs.failures import describe_errors
 from zndraw_joblib.jobs.logs import LogConfig, escape_json, one_line
 from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.masks import MASK
 from zndraw_joblib.wire.messages import MAX_BATCH_BYTES, TaskResponse
+from zndraw_joblib.wire.operators import FoundTask
 from zndraw_joblib.wire.problems import ProblemException, TaskNotFound, Unauthorized
 from zndraw_joblib.wire.statuses import TaskStatus
 from zndraw_joblib.wire.successors import ResultOf, result_of, with_values
 
 app = task_commands.app
-_PART = 100
+_PART = 200
+# Of one request; the client splits what is larger.
+_BATCH, _BATCH_BYTES = 200, 900_000
+_READS_AT_ONCE = 8
 _SHOWN_FAULTS = 10
 # What a line leaves out: it is of this queue and this moment.
 _LEFT_OUT = {"attempt", "queue_position", "successors", "traceparent", "waits", "worker_id"}
@@ -100,20 +108,27 @@ def _export(url: str, selection: task_commands.Selection, limit: int | None, *, 
 
 
 def _exported(client: AdminClient, filters: dict[str, Any], limit: int | None) -> Iterator[TaskResponse]:
-    """Yield the tasks that match, part by part. Those that are deleted meanwhile are left out."""
+    """Yield the tasks that match, part by part. Those that are deleted meanwhile are left out.
+
+    No list of tasks has all that a line keeps, so each is read, several at a time.
+    """
+
+    def read(found: FoundTask) -> TaskResponse | None:
+        try:
+            return client.get_task(found.id)
+        except TaskNotFound:
+            return None
+
     cursor, rest = None, limit
-    while rest is None or rest > 0:
-        query = {**filters, "limit": _PART if rest is None else min(_PART, rest), "cursor": cursor}
-        part = client.read(ops.SEARCH_TASKS, "searches for tasks", query=query)
-        for found in part.items:
-            try:
-                yield client.get_task(found.id)
-            except TaskNotFound:
-                continue
-        rest = None if rest is None else rest - len(part.items)
-        cursor = part.next
-        if cursor is None:
-            return
+    with ThreadPoolExecutor(_READS_AT_ONCE) as threads:
+        while rest is None or rest > 0:
+            query = {**filters, "limit": _PART if rest is None else min(_PART, rest), "cursor": cursor}
+            part = client.read(ops.SEARCH_TASKS, "searches for tasks", query=query)
+            yield from filter(None, threads.map(read, part.items))
+            rest = None if rest is None else rest - len(part.items)
+            cursor = part.next
+            if cursor is None:
+                return
 
 
 def import_tasks(file: TasksFile, *, url: Url = DEFAULT_URL) -> None:
@@ -128,7 +143,8 @@ def import_tasks(file: TasksFile, *, url: Url = DEFAULT_URL) -> None:
     with open_client(url) as client, _opened(file) as lines:
         importer = _Import(client, lines.referenced)
         for number, task in lines.oldest_first():
-            importer.submit(number, task)
+            importer.add(number, task)
+        importer.flush()
     importer.conclude(file)
 
 
@@ -199,34 +215,85 @@ class _NotImported(ValueError):
     """A task cannot be submitted anew; the text says why."""
 
 
+class _Line(NamedTuple):
+    """A task on its way: the number of its line, what a submit has of it, and its body."""
+
+    number: int
+    task: TaskResponse
+    options: dict[str, Any]
+    body: bytes
+
+
 class _Import:
-    """Submits tasks, and counts what it could not keep."""
+    """Submits tasks in batches, and counts what it could not keep.
+
+    A batch ends before a task that refers to one of it, whose new id is not known yet.
+    """
 
     def __init__(self, client: AdminClient, referenced: set[UUID]) -> None:
         self._client, self._referenced = client, referenced
         self._ids: dict[UUID, UUID] = {}
+        self._lines: list[_Line] = []
+        self._size = 0
         self._imported = self._refused = 0
         self._lost: Counter[str] = Counter()
 
-    def submit(self, number: int, task: TaskResponse) -> None:
-        """Submit a task, or print why it is refused."""
+    def add(self, number: int, task: TaskResponse) -> None:
+        """Submit a task with the next batch, or print why it is refused."""
+        if not {line.task.id for line in self._lines}.isdisjoint(_references(task)):
+            self.flush()
         try:
             options, payload = self._options(task)
-            new = self._client.submit(
-                task.job_name, payload, room=task.room_id, idempotency_key=f"import-{task.id}", **options
-            )
-        except Unauthorized:
-            raise
-        except (CommandError, ProblemException, ValueError) as error:
-            self._refused += 1
-            if self._refused <= _SHOWN_FAULTS:
-                print_note(f"line {number}: {one_line(str(error))}")
+            key = f"import-{task.id}"
+            body = task_body(task.room_id, task.job_name, payload, {**options, "idempotency_key": key})
+        except ValueError as error:
+            self._refuse(number, error)
             return
+        if self._lines and (len(self._lines) == _BATCH or self._size + len(body) > _BATCH_BYTES):
+            self.flush()
+        self._lines.append(_Line(number, task, options, body))
+        self._size += len(body)
+
+    def flush(self) -> None:
+        """Submit the tasks that were added."""
+        lines, self._lines, self._size = self._lines, [], 0
+        if lines:
+            self._submit(lines)
+
+    def _submit(self, lines: Sequence[_Line]) -> None:
+        """Submit tasks in their order. A batch that is refused as a whole is submitted in halves."""
+        # A server of an earlier release knows no keys of tasks: it applies an equal batch once.
+        names = ",".join(line.task.id.hex for line in lines)
+        key = f"import-{sha256(names.encode()).hexdigest()[:32]}"
+        try:
+            parts = self._client.submit_bodies([line.body for line in lines], key)
+            results = [result for part in parts for result in part]
+        except ProblemException as problem:
+            if isinstance(problem, Unauthorized) or is_repeatable(problem):
+                raise
+            if len(lines) == 1:
+                self._refuse(lines[0].number, problem)
+                return
+            for half in (lines[: len(lines) // 2], lines[len(lines) // 2 :]):
+                self._submit(half)
+            return
+        for line, result in zip(lines, results, strict=True):
+            if isinstance(result, ProblemException):
+                self._refuse(line.number, result)
+            else:
+                self._conclude_line(line, UUID(str(result)))
+
+    def _conclude_line(self, line: _Line, new: UUID) -> None:
         self._imported += 1
-        self._lost.update(_not_kept(task, options))
-        if task.id in self._referenced:
-            self._ids[task.id] = UUID(str(new))
+        self._lost.update(_not_kept(line.task, line.options))
+        if line.task.id in self._referenced:
+            self._ids[line.task.id] = new
         typer.echo(new)
+
+    def _refuse(self, number: int, error: Exception) -> None:
+        self._refused += 1
+        if self._refused <= _SHOWN_FAULTS:
+            print_note(f"line {number}: {one_line(str(error))}")
 
     def conclude(self, file: str) -> None:
         """Print what was imported, and what not. Raises `CommandError` if a line was refused."""

@@ -28,6 +28,7 @@ from zndraw_joblib.wire.bodies import (
 )
 from zndraw_joblib.wire.groups import BatchGroup
 from zndraw_joblib.wire.models import DeferredModel
+from zndraw_joblib.wire.names import MAX_KEY_LENGTH
 from zndraw_joblib.wire.policy import (
     MAX_ERROR_TYPE,
     Attempts,
@@ -682,11 +683,19 @@ class SweeperState(ResponseBody):
 MAX_BATCH_BYTES = 8 * 1024 * 1024
 
 
+ItemKey = Annotated[str, Field(min_length=1, max_length=MAX_KEY_LENGTH, pattern=r"^[ -~]+$")]
+
+
 class TaskToSubmit(TaskSubmitRequest):
-    """A task to submit from the room `room_id`; `job_name` is the full name of its job."""
+    """A task to submit from the room `room_id`; `job_name` is the full name of its job.
+
+    In a batch that is not atomic, `idempotency_key` is a key for this task alone: the same task with the same
+    key is submitted once, in whatever batch it is. It takes the place of the header `Idempotency-Key`.
+    """
 
     room_id: str
     job_name: str
+    idempotency_key: ItemKey | None = Field(default=None, exclude_if=is_none)
 
 
 class BatchSubmitRequest(RequestBody):
@@ -705,6 +714,13 @@ class BatchSubmitRequest(RequestBody):
         if self.group is not None and any(task.group is not None for task in self.tasks):
             raise ValueError("group: the batch makes a group of its tasks, so none of them may name one")
         self.atomic = self.atomic or self.group is not None
+        if self.atomic and (
+            keyed := [n for n, it in enumerate(self.tasks) if it.idempotency_key is not None]
+        ):
+            raise ValueError(
+                f"tasks.{keyed[0]}.idempotency_key: an atomic batch is applied once as a whole, so send the "
+                "header Idempotency-Key instead"
+            )
         check_batch([task.after for task in self.tasks], is_atomic=self.atomic)
         return self
 

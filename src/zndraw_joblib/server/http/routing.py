@@ -245,16 +245,21 @@ def _request_key(request: Request) -> RequestKey:
         raise InvalidIdempotencyKey(
             f"header.{IDEMPOTENCY_KEY}: the request has it {len(values)} times; send it once"
         )
-    key, scope = parse_key(values[0]), request.scope
+    scope = request.scope
     target = f"{request.method} {scope['path']}?".encode() + scope["query_string"] + b"\n"
+    return key_of(request, parse_key(values[0]), target + scope.get(BODY, b""))
+
+
+def key_of(request: Request, key: str, content: bytes) -> RequestKey:
+    """Return the key of a caller for content that is sent with it."""
     hours = queue_state(request).runtime.settings.idempotency_key_hours
-    caller = scope[CALLER]
+    caller = request.scope[CALLER]
     # A task repeats what its earlier attempts have sent, and not what other tasks of the same user have.
     who = caller.id if caller.task is None else f"{caller.id}\ntask {caller.task.id}"
     return RequestKey(
         # The line break separates the caller from the key, which has none.
         _digest(f"{who}\n{key}".encode("utf-8", "surrogatepass")),
-        _digest(target + scope.get(BODY, b"")),
+        _digest(content),
         timedelta(hours=hours),
         caller.id,
     )

@@ -38,6 +38,7 @@ from zndraw_joblib.server.http.routing import (
     claim_id_of,
     item_key,
     json_response,
+    key_of,
     serves,
 )
 from zndraw_joblib.server.process.ports import Identity, RequestKey
@@ -510,7 +511,7 @@ async def submit_tasks(  # noqa: PLR0913 - one parameter each
     unreadable = await _unreadable(request, caller, _all_related(body.tasks, rooms))
     may_be_large = len(request.scope[BODY]) > _MAX_SURELY_SMALL
     only = next((job for job in jobs.values() if len(jobs) == 1 and isinstance(job, JobName)), None)
-    keys = [key] if body.atomic else [item_key(key, index) for index in range(len(body.tasks))]
+    keys = [key] if body.atomic else _item_keys(request, body.tasks, key)
     async with queue.runtime.take_submits(caller.id, keys, len(body.tasks)) as tokens:
         with submit_span(request, traceparent, only, len(body.tasks)) as trace:
             items = list[Submission | Exception]()
@@ -536,6 +537,17 @@ async def submit_tasks(  # noqa: PLR0913 - one parameter each
         ]
     respond = partial(_response, has_group=body.group is not None, more_headers=tokens.headers)
     return respond(outcomes, 202, queue.prefix, is_minimal=minimal)
+
+
+def _item_keys(
+    request: Request, tasks: Sequence[TaskToSubmit], key: RequestKey | None
+) -> list[RequestKey | None]:
+    return [
+        item_key(key, index)
+        if task.idempotency_key is None
+        else key_of(request, task.idempotency_key, task.model_dump_json(exclude_unset=True).encode())
+        for index, task in enumerate(tasks)
+    ]
 
 
 def _all_related(

@@ -5111,6 +5111,9 @@ export interface components {
         /**
          * TaskToSubmit
          * @description A task to submit from the room `room_id`; `job_name` is the full name of its job.
+         *
+         *     In a batch that is not atomic, `idempotency_key` is a key for this task alone: the same task with the same
+         *     key is submitted once, in whatever batch it is. It takes the place of the header `Idempotency-Key`.
          */
         TaskToSubmit: {
             /** Payload */
@@ -5155,6 +5158,8 @@ export interface components {
             room_id: string;
             /** Job Name */
             job_name: string;
+            /** Idempotency Key */
+            idempotency_key?: string | null;
         };
         /**
          * TaskUpdateRequest
