@@ -22,7 +22,7 @@ from zndraw_joblib.testing.conformance.scenarios import SCENARIOS
 
 pytestmark = pytest.mark.processes
 # Each request of a worker, whose first response is lost.
-LOST = ("POST workers", "PUT jobs", "POST claim", "POST report", "PUT result")
+LOST = ("POST workers", "PUT jobs", "POST claim", "POST report", "PUT result", "refused POST echo")
 
 
 def test_the_worker_runs_tasks(programs: Path, server: ServerProcess) -> None:
@@ -120,6 +120,14 @@ def test_a_worker_gives_back_the_tasks_of_a_lost_claim(programs: Path, server: S
         task.cancel()
 
 
+def test_a_worker_that_may_not_claim_leaves(programs: Path, server: ServerProcess) -> None:
+    """It says why, and its run rejects."""
+    with node(programs / "faults.js", server.url, server.token, "forbidden") as worker:
+        assert "the token may not serve these jobs" in worker.wait_for("error: ")
+        assert worker.wait_for("refused: ") == "refused: Forbidden"
+        assert worker.end() == 0
+
+
 async def is_attempt(client: httpx.AsyncClient, url: str, attempt: int) -> bool:
     """Return whether a task runs by this attempt, and has a log."""
     task = (await client.get(url)).json()
@@ -158,6 +166,7 @@ def check_failures(queue: Queue) -> None:
     assert (task.failure.type, "worker.js" in task.failure.traceback) == ("NonRetryable", True)
     assert task.progress is not None
     assert (task.progress.current, task.progress.total, task.progress.message) == (2, 3, "trying")
+    assert task.progress.data == {"big": 2**60 + 1}
     assert [line.text for line in flaky.logs()] == ["attempt 2", "second line"]
     last = flaky.history().attempts[-1].failure
     assert last is not None

@@ -91,7 +91,8 @@ export class Connection {
   readonly retrySeconds: number;
   readonly #options: ConnectionOptions;
   readonly #fetch: typeof fetch;
-  #hasReached = false;
+  /** Whether a response has come: also one of the connection that this one was made from. */
+  #reached = { server: false };
 
   constructor(options: ConnectionOptions = {}) {
     const page = (globalThis as { location?: { origin: string } }).location?.origin;
@@ -105,7 +106,9 @@ export class Connection {
 
   /** Return a connection to the same server, with another token. */
   withToken(token: Token): Connection {
-    return new Connection({ ...this.#options, url: this.url, token });
+    const other = new Connection({ ...this.#options, url: this.url, token });
+    other.#reached = this.#reached;
+    return other;
   }
 
   /**
@@ -136,7 +139,7 @@ export class Connection {
       signal: request.signal,
       isRetryable: (error) => {
         wasSent ||= !(error instanceof ServerUnreachable) || error.wasSent;
-        return isRetryable(error) && (wasSent || this.#hasReached);
+        return isRetryable(error) && (wasSent || this.#reached.server);
       },
     });
   }
@@ -179,7 +182,7 @@ export class Connection {
     const timer = setTimeout(() => controller.abort(new TimedOut(seconds)), 1000 * seconds);
     try {
       const response = await this.#fetch(url, init);
-      this.#hasReached = true;
+      this.#reached.server = true;
       if (!response.ok) throw await this.#errorOf(request, response);
       return await read(response);
     } catch (error) {

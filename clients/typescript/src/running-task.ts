@@ -3,6 +3,7 @@ import type { Connection } from "./connection.js";
 import { TaskStopped } from "./errors.js";
 import { wellFormed } from "./outcomes.js";
 import { Queue, type Payload, type SubmitOptions, type TaskHandle } from "./queue.js";
+import { parseJson } from "./json.js";
 import { now } from "./retry.js";
 import type { LogLine, LogPart, Progress, TaskResponse } from "./rest.js";
 import { toJson } from "./values.js";
@@ -156,7 +157,7 @@ export class RunningTask {
   /** Report how far the task is. Omitted values keep their last value; `data` is for your own front-end. */
   progress(current: number | null, total?: number | null, details: { unit?: string; message?: string; data?: Payload } = {}): void {
     // It is plain JSON from now on: the job may go on to change `data`.
-    const plain = JSON.parse(toJson({ current, total, ...details }, "progress")) as Progress;
+    const plain = parseJson(toJson({ current, total, ...details }, "progress")) as Progress;
     this.channel.setProgress(plain);
   }
 

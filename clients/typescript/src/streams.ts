@@ -28,9 +28,14 @@ export async function* follow<Stream extends TaskStream | RoomStream | GroupStre
   let last = after;
   for (;;) {
     let pause: number;
+    signal?.throwIfAborted();
+    // One controller for each connection: a listener of the signal for each would stay until the end.
+    const controller = new AbortController();
+    const onAbort = () => controller.abort(signal!.reason);
+    signal?.addEventListener("abort", onAbort, { once: true });
     try {
       const headers = { Accept: "text/event-stream", ...(last !== undefined && { "Last-Event-ID": last }) };
-      const response = await connection.open({ method: "GET", path, headers, signal });
+      const response = await connection.open({ method: "GET", path, headers, signal: controller.signal });
       for await (const event of eventsOf(response)) {
         backoff.reset();
         last = event.id ?? last;
@@ -43,6 +48,8 @@ export async function* follow<Stream extends TaskStream | RoomStream | GroupStre
       // A connection that breaks is an error of the platform, a TypeError in all of them.
       if (!isUnreachable(error) && !(error instanceof TypeError)) throw error;
       pause = backoff.after(error);
+    } finally {
+      signal?.removeEventListener("abort", onAbort);
     }
     await sleep(pause, signal);
   }

@@ -1,6 +1,6 @@
 /** The worker: it claims tasks, runs them and reports how they ended. */
 import { appliedWait, Connection, filledPath, newKey, type ConnectionOptions } from "./connection.js";
-import { JoblibError, ProblemError, type TaskStopped } from "./errors.js";
+import { JoblibError, ProblemError, UnexpectedResponse, type TaskStopped } from "./errors.js";
 import { Lookahead } from "./lookahead.js";
 import { completed, failed, refusedOutcome, type Outcome } from "./outcomes.js";
 import { ResultStoreFull, WorkerNotFound } from "./problems.js";
@@ -85,6 +85,9 @@ const MAX_NAMED_TASKS = 1000;
 const CHECK_SECONDS = 0.05;
 // After a pause of the process, a task that waited here may be another worker's.
 const SURE_SECONDS = 1;
+// A token that has ended may be replaced; a proxy that refuses a long body does so again.
+const UNAUTHORIZED_SECONDS = 30;
+const TOO_LARGE_SECONDS = 30;
 const SIGNALS: readonly [string, number][] = [["SIGTERM", 15], ["SIGINT", 2]];
 
 /** Claims the tasks of its jobs, runs up to `concurrency` at once, and reports them. */
@@ -116,6 +119,7 @@ export class JobWorker {
   #renewing: Promise<void> | undefined;
   /** Whether tasks that did not start could not be given back while it stops. */
   #hasKept = false;
+  #refusal: unknown;
   #hasBegun = false;
 
   constructor(options: JobWorkerOptions = {}) {
@@ -156,6 +160,7 @@ export class JobWorker {
     try {
       await this.#enter();
       await this.#work(options.drainSeconds);
+      if (this.#refusal !== undefined) throw this.#refusal;
     } catch (error) {
       const { signal } = this.#stopping;
       if (!signal.aborted || error !== signal.reason) throw error; // it was stopped before it was registered
@@ -359,9 +364,14 @@ export class JobWorker {
         backoff.reset();
       } catch (error) {
         if (this.#stopping.signal.aborted) return;
+        if (statusOf(error) === 403) {
+          this.#log("error", `Claiming: ${describe(error)}; the token may not serve these jobs, so the worker leaves`);
+          this.#refusal = error;
+          return this.stop();
+        }
         // A proxy that cuts long-polls fails slowly: that error needs no growing pauses.
         if (now() - began > LONG_POLL_SECONDS) backoff.reset();
-        const pause = backoff.after(error);
+        const pause = Math.max(backoff.after(error), statusOf(error) === 401 ? UNAUTHORIZED_SECONDS : 0);
         this.#log("warning", `Claiming: ${describe(error)}; trying again in ${pause.toFixed(1)} s`);
         await sleep(pause, this.#stopping.signal).catch(() => undefined);
       }
@@ -506,7 +516,9 @@ export class JobWorker {
       signal: task.signal,
       timeoutSeconds: 60 + size / 50_000,
     };
-    const isRetryable = (error: unknown) => isTransient(error) && !(error instanceof ResultStoreFull);
+    const began = now();
+    const isTooLarge = (error: unknown) => error instanceof UnexpectedResponse && error.status === 413 && now() - began > TOO_LARGE_SECONDS;
+    const isRetryable = (error: unknown) => isTransient(error) && !(error instanceof ResultStoreFull) && !isTooLarge(error);
     try {
       await repeated(() => this.connection.once(request), { seconds: REPORT_SECONDS, signal: task.signal, isRetryable });
       return outcome;

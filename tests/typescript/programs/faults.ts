@@ -18,6 +18,7 @@ async function send(input: string | URL | Request, init?: RequestInit): Promise<
     if (count > 1 && name === "refused") return problem(403, "forbidden");
     if (count === 2) return problem(503, "too-busy");
   }
+  if (fault === "forbidden" && String(input).endsWith("/claim")) return problem(403, "forbidden");
   const response = await fetch(input, init);
   if (!losesClaim || !String(input).endsWith("/claim")) return response;
   if (!(await response.clone().text()).includes('"attempt"')) return response;
@@ -46,5 +47,5 @@ worker.job("refused", () => null);
 worker.job("odd", ({ thing }) => {
   throw things[thing];
 });
-await worker.run({ exitSignals: true });
+await worker.run({ exitSignals: true }).catch((error: Error) => print(`refused: ${error.name}`));
 print("left");

@@ -12,8 +12,12 @@ const worker = new JobWorker({
   labels: { gpu: "none" },
   log: (level, message) => process.stdout.write(`${level}: ${message}\n`),
   fetch: async (input, init) => {
+    const operation = `${init?.method} ${new URL(String(input)).pathname.split(/[/:]|%3A/).at(-1)}`;
+    if (losses.delete(`refused ${operation}`)) {
+      process.stdout.write(`lost: refused ${operation}\n`);
+      throw new TypeError("fetch failed", { cause: Object.assign(new Error("refused"), { code: "ECONNREFUSED" }) });
+    }
     const response = await fetch(input, init);
-    const operation = `${init?.method} ${new URL(String(input)).pathname.split("/").at(-1)}`;
     if (!losses.delete(operation)) return response;
     await response.arrayBuffer();
     process.stdout.write(`lost: ${operation}\n`);
@@ -45,7 +49,7 @@ worker.job("circle", () => {
 worker.job(
   "flaky",
   (_payload, task) => {
-    task.progress(task.attempt, 3, { message: "trying" });
+    task.progress(task.attempt, 3, { message: "trying", data: { big: 2n ** 60n + 1n } });
     task.log(`attempt ${task.attempt}\nsecond line`);
     if (task.attempt < 2) throw new Retry("not yet", 0.01);
     throw new NonRetryable("never", { cause: new RangeError("the reason") });
