@@ -186,6 +186,63 @@ async def test_a_token_ends_with_that_of_its_issuer(
         assert (await renewed.get(f"{V1}/me")).status_code == 200
 
 
+@on_both
+async def test_the_token_of_a_task_ends_with_that_of_its_worker(
+    client: httpx.AsyncClient, bearer: Callable[..., Any], runtime: Runtime
+) -> None:
+    """It has the present patterns, and goes on with another token of the same name. The admin has no row."""
+    past = datetime.now(UTC) - timedelta(seconds=1)
+
+    async def store(name: str, *fields: Any) -> None:
+        await runtime.write(sql_operators.remove_token, name)
+        rights = sql_operators.TokenRights(*fields)
+        add = partial(sql_operators.add_token, name=name, is_superuser=False, rights=rights)
+        await runtime.write(partial(add, digest=digest(f"{name}-token")))
+
+    async def start(owner: httpx.AsyncClient) -> httpx.AsyncClient:
+        job = (await owner.put(f"{V1}/rooms/lab/jobs", json=JOB)).json()
+        await submit(client, job)
+        body = {"worker_id": job["worker_id"], "start": True, "tokens": True}
+        return bearer((await owner.post(f"{V1}/tasks/claim", json=body)).json()["task"]["token"])
+
+    await store("wes", ["worker"], ["lab"])
+    issued = await issue(client)
+    async with bearer("wes-token") as wes, bearer(issued["token"]) as jit:
+        tasks = [await start(owner) for owner in (wes, jit, client)]
+        url = f"{V1}/rooms/lab/tasks/lab:modifiers:Fit"
+        for fields, status in (
+            ((["worker"], ["lab"], ["lab:mod*", "vault:*"]), 202),
+            ((["worker"], ["lab"], ["lab:modifiers:Other"]), 403),
+            ((["viewer"], ["lab"]), 401),
+            ((["worker"], ["vault"]), 401),
+            ((["worker"], ["lab"], None, past), 401),
+            ((None, None, ["lab:*"]), 202),
+        ):
+            await store("wes", *fields)
+            response = await tasks[0].post(url, json={"payload": {}})
+            assert response.status_code == status, (fields, response.text)
+        for name in ("wes", issued["name"]):
+            await runtime.write(sql_operators.remove_token, name)
+        detail = expect_problem(await tasks[0].get(f"{V1}/me"), 401, "unauthorized")["detail"]
+        assert "the token 'wes' of its worker" in detail
+        assert [(await task.get(f"{V1}/me")).status_code for task in tasks] == [401, 401, 200]
+        for task in tasks:
+            await task.aclose()
+
+
+def test_patterns_of_two_lists_name_what_both_name() -> None:
+    """Without one that has all jobs of the other, patterns that overlap name none."""
+    for first, second, common in (
+        (None, None, None),
+        (["lab:*"], None, {"lab:*"}),
+        (["lab:*", "a:b:c"], ["lab:jobs:*", "vault:*", "a:b:c"], {"lab:jobs:*", "a:b:c"}),
+        (["lab:*"], [], set()),
+        (["lab:*:Fit"], ["lab:jobs:*"], set()),
+    ):
+        assert rules_worker_tokens.common_jobs(first, second) == common
+        assert rules_worker_tokens.common_jobs(second, first) == common
+
+
 async def test_patterns_of_jobs_hold_at_claims_and_runs_of_schedules(
     client: httpx.AsyncClient, as_user: AsUser, runtime: Runtime, bearer: Callable[..., Any]
 ) -> None:

@@ -20,7 +20,7 @@ from pydantic_core import from_json, to_json
 from zndraw_joblib.server.db import runtime_settings
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.process.ports import Identity, TaskKey, UploadKey
-from zndraw_joblib.server.queue import sql_task_tokens
+from zndraw_joblib.server.queue import rules_worker_tokens, sql_task_tokens
 from zndraw_joblib.server.queue.rules_tokens import ADMIN, OIDC_PREFIX
 from zndraw_joblib.wire.names import INTERNAL, RESERVED_IDS
 from zndraw_joblib.wire.problems import Unauthorized
@@ -121,7 +121,7 @@ def verify(key: bytes, token: str, now: float) -> Claim | UploadKey:
 async def identify(tx: Transaction, about: Claim | UploadKey, *, has_stored_users: bool = False) -> Identity:
     """Return the identity of the code that has a token. Raises `Unauthorized` once its work has ended.
 
-    With `has_stored_users` a user whose token was revoked may submit no job.
+    With `has_stored_users` it ends with the token of the worker, and has no more rights than that has now.
     """
     if isinstance(about, UploadKey):
         return await _uploader(tx, about)
@@ -158,12 +158,39 @@ async def _holder(tx: Transaction, about: Claim, *, has_stored_users: bool) -> I
         )
     users = (task.worker_owner_id, task.created_by)
     user = next((user for user in users if user is not None and user not in RESERVED_IDS), f"task:{claim.id}")
-    rooms, jobs = frozenset([task.room_id]), about.jobs
-    # The claim of an internal task is not one of its submitter, who may have a token with patterns of jobs.
-    if user not in {task.worker_owner_id, f"task:{claim.id}"}:
-        is_stored = has_stored_users and user != ADMIN.id and not user.startswith(OIDC_PREFIX)
-        jobs = await sql_task_tokens.jobs_of(tx, user, frozenset() if is_stored else None)
+    owner = task.identity(user)
+    if user == f"task:{claim.id}":
+        jobs = about.jobs
+    elif has_stored_users and user != ADMIN.id and not user.startswith(OIDC_PREFIX):
+        if task.expires_at is not None and task.expires_at <= await tx.now():
+            owner = None
+        jobs = _jobs_of_stored(task, user, owner, about)
+    elif user == task.worker_owner_id:
+        jobs = about.jobs
+    else:
+        jobs = None if owner is None or owner.jobs is None else frozenset(owner.jobs)
+    rooms = frozenset([task.room_id])
     return Identity(user, is_superuser=False, rooms=rooms, jobs=jobs, scopes=DEFAULT_SCOPES, task=claim)
+
+
+def _jobs_of_stored(
+    task: sql_task_tokens.HeldTask, user: str, owner: Identity | None, about: Claim
+) -> frozenset[str] | None:
+    """Return the patterns of the jobs that the code of a claim may submit; `owner` has the stored token.
+
+    Raises `Unauthorized` once the owner of the worker may not serve the job. The claim of an internal task
+    is not one of its submitter, so it goes on, and without the submitter's token it submits no job.
+    """
+    if user != task.worker_owner_id:
+        jobs = frozenset[str]() if owner is None else owner.jobs
+        return None if jobs is None else frozenset(jobs)
+    if owner is None or not owner.may(Scope.WORK) or not owner.serves(task.job_room):
+        raise Unauthorized(
+            f"The token of task {about.task.id} ended with the token {user!r} of its worker, which has "
+            f"expired, was revoked, or may serve no jobs of {task.job_room} any more",
+            headers=_CHALLENGE,
+        )
+    return rules_worker_tokens.common_jobs(about.jobs, owner.jobs)
 
 
 async def unrelated(tx: Transaction, claim: TaskKey, ids: Collection[UUID]) -> set[UUID]:

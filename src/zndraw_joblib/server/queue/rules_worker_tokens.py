@@ -53,6 +53,18 @@ def _covers(own: Collection[str], pattern: str) -> bool:
     )
 
 
+def common_jobs(first: Collection[str] | None, second: Collection[str] | None) -> frozenset[str] | None:
+    """Return patterns of the jobs that both of these patterns have; None for all jobs.
+
+    Of patterns that overlap, and neither of which has all jobs of the other, there is none.
+    """
+    if first is None or second is None:
+        jobs = second if first is None else first
+        return None if jobs is None else frozenset(jobs)
+    both = {pattern for pattern in first if _covers(second, pattern)}
+    return frozenset(both | {pattern for pattern in second if _covers(first, pattern)})
+
+
 def _exceeds(issuer: Identity, rooms: Collection[str], jobs: Collection[str]) -> bool:
     """Return whether a token with these rooms and patterns of jobs has more rights than its issuer."""
     if not issuer.is_operator or not all(map(issuer.operates, rooms)):

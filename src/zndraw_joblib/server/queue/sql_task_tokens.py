@@ -1,6 +1,7 @@
 """What the tokens of tasks need: who holds a task, and which tasks belong to it."""
 
 from collections.abc import Collection
+from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
 
@@ -9,20 +10,52 @@ from pydantic_core import from_json
 from zndraw_joblib.server.db.bulk import padded
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.statements import UUID_TYPE, statement
+from zndraw_joblib.server.process.ports import Identity
+from zndraw_joblib.wire.names import RESERVED_IDS
 from zndraw_joblib.wire.statuses import TaskStatus
 
 
 class HeldTask(NamedTuple):
-    """Which attempt a task has, and of whom."""
+    """Which attempt a task has, and of whom: the owner of its worker, or its submitter.
+
+    `job_room` is the room of its job. The rights are those of the stored token of that user, lists as JSON;
+    without one, `is_superuser` is None.
+    """
 
     status: TaskStatus
     attempt: int
     room_id: str
     worker_owner_id: str | None
     created_by: str | None
+    job_room: str
+    is_superuser: bool | None
+    roles: str | None
+    rooms: str | None
+    jobs: str | None
+    expires_at: datetime | None
+
+    def identity(self, user: str) -> Identity | None:
+        """Return the identity of the stored token, also if it has expired; None without one."""
+        if self.is_superuser is None:
+            return None
+        lists = [None if text is None else from_json(text) for text in (self.roles, self.rooms, self.jobs)]
+        return Identity(user, self.is_superuser, *lists).limited()
 
 
-_GET = statement(f"SELECT {', '.join(HeldTask._fields)} FROM joblib_task WHERE id = :id", *HeldTask._fields)
+_RESERVED_IDS = ", ".join(f"'{id_}'" for id_ in sorted(RESERVED_IDS))
+_GET = statement(
+    f"""
+SELECT joblib_task.status, joblib_task.attempt, joblib_task.room_id, joblib_task.worker_owner_id,
+    joblib_task.created_by, joblib_job.room_id AS job_room, joblib_token.is_superuser, joblib_token.roles,
+    joblib_token.rooms, joblib_token.jobs, joblib_token.expires_at
+FROM joblib_task JOIN joblib_job ON joblib_job.id = joblib_task.job_id
+LEFT JOIN joblib_token ON joblib_token.name = CASE
+    WHEN joblib_task.worker_owner_id IS NULL OR joblib_task.worker_owner_id IN ({_RESERVED_IDS})
+    THEN joblib_task.created_by ELSE joblib_task.worker_owner_id END
+WHERE joblib_task.id = :id
+""",
+    *HeldTask._fields,
+)
 _RELATED = statement(
     """
 SELECT id FROM joblib_task WHERE id = ANY (:all_id) AND parent = :parent
@@ -44,23 +77,12 @@ WHERE joblib_provider.id = :id AND joblib_provider_call.request_hash = :request_
 """,
     "owner_id",
 )
-_JOBS_OF = statement("SELECT jobs FROM joblib_token WHERE name = :name", "jobs")
 
 
 async def get(tx: Transaction, task_id: UUID) -> HeldTask | None:
     """Return the state of a task; None if there is none."""
     row = (await tx.execute(_GET, {"id": task_id})).first()
     return None if row is None else HeldTask(*row)
-
-
-async def jobs_of(
-    tx: Transaction, user_id: str, without_token: frozenset[str] | None
-) -> frozenset[str] | None:
-    """Return the patterns of jobs of a user's token; None if it has none."""
-    row = (await tx.execute(_JOBS_OF, {"name": user_id})).first()
-    if row is None:
-        return without_token
-    return None if row[0] is None else frozenset(from_json(row[0]))
 
 
 async def owner_of_request(tx: Transaction, provider_id: UUID, request_hash: str) -> str | None:
