@@ -14,8 +14,11 @@ from rest import V1, claim, expect_problem, register, report
 from zndraw_joblib import Category, Extension
 from zndraw_joblib.jobs.codecs import payload_of
 from zndraw_joblib.jobs.run import make_extension
+from zndraw_joblib.server.db.database import Transaction
+from zndraw_joblib.server.db.statements import statement
 from zndraw_joblib.server.internal.registry import InternalRegistry
 from zndraw_joblib.server.queue import rules_internal, rules_jobs, rules_queues
+from zndraw_joblib.server.runtime.runtime import Runtime
 from zndraw_joblib.wire.events import Emission
 from zndraw_joblib.wire.masks import MASK, masked_paths, places_of_mask, without_secrets
 from zndraw_joblib.wire.names import parse_job_name
@@ -277,6 +280,52 @@ async def test_a_task_of_an_old_version_takes_its_secrets_along(client: httpx.As
     assert result.json()["affected"] == 1
     read = (await client.get(f"{V1}/tasks/{task['id']}")).json()
     assert (read["version"], read["payload"]) == (2, MASKED)
+
+
+@on_both
+async def test_a_job_that_changes_shows_no_secret_of_its_schedules_and_groups(
+    client: httpx.AsyncClient, runtime: Runtime
+) -> None:
+    """Nor have the tasks that these submit one. Of a job that is gone all values are hidden."""
+    name, plain = "lab:modifiers:Rotate", {"schema": {"type": "object"}}
+    job, urls = f"{V1}/rooms/lab/jobs/{name}", [f"{V1}/rooms/lab/schedules/nightly", f"{V1}/schedules"]
+    own = {"job": name, "payload": PAYLOAD}
+    await client.put(job, json={"schema": SCHEMA})
+    await client.put(urls[0], json={**own, "every_seconds": 3600, "paused": True})
+    group = (await client.post(f"{V1}/groups", json={"room": "lab", "on_end": own})).json()
+    urls.append(f"{V1}/groups/{group['id']}")
+
+    async def check(shown: dict[str, Any]) -> None:
+        responses = [await client.get(url) for url in urls]
+        assert SECRET not in "".join(response.text for response in responses)
+        assert responses[0].json()["payload"] == responses[2].json()["on_end"]["payload"] == shown
+
+    # No task or worker has used the schema, so the next one takes its place.
+    assert (await client.put(job, json=plain)).json()["version"] == 1
+    await check(MASKED)
+    await client.patch(urls[2], json={"sealed": True})
+    task = (await client.get(urls[2])).json()["on_end_task"]
+    ran = (await client.post(f"{urls[0]}/run")).json()
+    shown = [(await client.get(f"{V1}/tasks/{id_}")).json()["payload"] for id_ in (task, ran["id"])]
+    assert [ran["payload"], *shown] == [MASKED] * 3
+    problem = await client.put(urls[0], json={"job": name, "payload": MASKED, "every_seconds": 60})
+    assert "/token" in str(expect_problem(problem, 422, "invalid-payload")["errors"])
+    # As retention does once the tasks are old.
+    await runtime.write(_delete_jobs)
+    await check(dict.fromkeys(PAYLOAD, MASK))
+    await client.put(job, json=plain)
+    await check(MASKED)
+
+
+async def _delete_jobs(tx: Transaction) -> None:
+    for table in (
+        "joblib_task",
+        "joblib_room_queue",
+        "joblib_room_count",
+        "joblib_queue_block",
+        "joblib_job",
+    ):
+        await tx.execute(statement(f"DELETE FROM {table}"))  # noqa: S608
 
 
 class Login(BaseModel):

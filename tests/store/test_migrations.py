@@ -1,6 +1,7 @@
 """The migrations create the tables that the code declares, up and down, on both databases."""
 
 import asyncio
+import json
 import re
 import sqlite3
 import sys
@@ -1308,6 +1309,31 @@ async def test_groups_of_earlier_releases_are_of_no_task(empty: AsyncEngine) -> 
         assert (row.created_by, row.due_at, row.task_id) == ("ann", at, None)
         async with empty.begin() as connection:
             await connection.run_sync(migrate, command.downgrade, "0049")
+
+
+async def test_schedules_and_groups_get_the_secret_paths_of_their_jobs(empty: AsyncEngine) -> None:
+    """The upgrade from 0050 joins those of all versions of a job; a downgrade keeps the rows."""
+    at = datetime(2026, 1, 2, tzinfo=UTC)
+    about = {"room_id": "lab", "category": "modifiers", "schema": {}, "created_at": at}
+    async with empty.begin() as connection:
+        await connection.run_sync(migrate, command.upgrade, "0050")
+        for number, (name, masked) in enumerate((("A", '[["a"]]'), ("A", '[["b"]]'), ("B", None))):
+            row = {**about, "id": uuid4(), "name": name, "masked": masked, "job_version": number + 1}
+            await add(connection, {"joblib_job": row | ({"superseded": True} if number == 1 else {})})
+        for name in ("A", "B"):
+            job = f"lab:modifiers:{name}"
+            times = {"created_at": at, "updated_at": at, "anchor_at": at}
+            row = {"id": uuid4(), "room_id": "lab", "name": name, "owner_id": "ann", "job_name": job}
+            await add(connection, {"joblib_schedule": {**row, "spec": "{}", **times}})
+            row = {"id": uuid4(), "room_id": "lab", "name": name, "created_by": "ann", "created_at": at}
+            await add(connection, {"joblib_group": {**row, "on_end": json.dumps({"job": job})}})
+    for _ in range(2):
+        await schema.upgrade(SessionDatabase(open_sessions(empty)))
+        async with empty.begin() as connection:
+            for table in ("joblib_schedule", "joblib_group"):
+                rows = await connection.execute(text(f"SELECT name, masked FROM {table} ORDER BY name"))  # noqa: S608
+                assert rows.all() == [("A", '[["a"], ["b"]]'), ("B", None)]
+            await connection.run_sync(migrate, command.downgrade, "0050")
 
 
 def test_the_names_of_the_migrations_are_their_versions() -> None:

@@ -17,6 +17,8 @@ from typing import Any
 MASK = "**********"
 _Path = tuple[str | int | None, ...]
 _ALL: _Path = (None,)
+# The paths that hide all values.
+ALL_PATHS = "[[null]]"
 _MAX_STEPS, _MAX_DEPTH, _MAX_PATHS = 20_000, 32, 500
 _SAME_VALUE = ("if", "then", "else", "not")
 _SAME_VALUE_LISTS = ("allOf", "anyOf", "oneOf")
@@ -62,6 +64,14 @@ def joined_paths(texts: Iterable[str | None]) -> str | None:
         return next(iter(distinct), None)
     paths = {json.dumps(path) for text in distinct for path in json.loads(text)}
     return f"[{', '.join(sorted(paths))}]"
+
+
+def paths_without(text: str | None, other: str | None) -> str | None:
+    """Return those of some paths that `other` has not; None without any."""
+    if text is None or other is None or text == other:
+        return None if text == other else text
+    paths = {json.dumps(path) for path in json.loads(text)} - {json.dumps(path) for path in json.loads(other)}
+    return f"[{', '.join(sorted(paths))}]" if paths else None
 
 
 def without_secrets(payload: Any, paths: str | None) -> Any:

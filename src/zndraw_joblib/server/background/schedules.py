@@ -174,7 +174,7 @@ class Schedules:
         caller = Identity(schedule.owner_id, is_superuser=False)
         options = rules_schedules.options(schedule, due)
         item = self._runtime.submission(caller, schedule.room_id, schedule.job, options)
-        item.schedule, item.due_at = schedule.name, due
+        item.schedule, item.due_at, item.masked = schedule.name, due, schedule.masked
         self._configure(item)
         # The dispatcher sends a task of an internal job after the commit.
         item.is_deferred = item.is_configured

@@ -766,7 +766,8 @@ class Group(Base, table=True):
     At `due_at` an open group expires, or is sealed: null once neither is to happen. `on_end` is a
     `GroupOnEnd` as JSON, `on_end_schema` the digest of the schema that its payload was checked against, and
     `on_end_task` the task that was submitted at the end; `error` is why it was not. `task_id` is the task
-    whose token has made the group, which has only children of this task.
+    whose token has made the group, which has only children of this task. `masked` is like that of a schedule,
+    for the payload of `on_end`.
     Writers that add tasks lock the row for a share, those that may end it for themselves: after tasks, before
     jobs.
     """
@@ -795,6 +796,7 @@ class Group(Base, table=True):
     on_end_task: UUID | None = _column(Uuid, optional=True)
     error: str | None = _optional_text()
     task_id: UUID | None = _column(Uuid, optional=True)
+    masked: str | None = _optional_text()
 
 
 class GroupCount(Base, table=True):
@@ -875,6 +877,8 @@ class Schedule(Base, table=True):
 
     `spec` is a `ScheduleTimes` as JSON. Intervals are counted from `anchor_at`. At `next_due_at` the next
     task is due; null after the last one. A writer that submits its tasks has locked the job, then the row.
+    `masked` has the paths to the secret values of its payload by the schemas that the job had when it was
+    written, see `wire.masks`.
     """
 
     __tablename__ = "joblib_schedule"
@@ -900,6 +904,7 @@ class Schedule(Base, table=True):
     last_task_id: UUID | None = _column(Uuid, optional=True)
     error: str | None = _optional_text()
     error_at: datetime | None = moment(nullable=True)
+    masked: str | None = _optional_text()
 
 
 _IS_DUE = "due_at IS NOT NULL"

@@ -140,7 +140,7 @@ async def run_schedule(  # noqa: PLR0913 - one parameter each
     async with queue.runtime.take_submits(caller.id, [key]) as tokens:
         with submit_span(request, traceparent, record.job) as trace:
             item = queue.runtime.submission(caller, room_id, record.job, options, key, trace)
-            item.schedule = schedule
+            item.schedule, item.masked = schedule, record.masked
             task = await queue.dispatcher.submit(item)
     headers = {"Location": f"{queue.prefix}{TASK_PATH}{task.id}", "Retry-After": "1", **tokens.headers}
     if task.duplicate:

@@ -37,7 +37,7 @@ from zndraw_joblib.wire.groups import (
     OnEndState,
     OnEndWhen,
 )
-from zndraw_joblib.wire.masks import without_secrets
+from zndraw_joblib.wire.masks import ALL_PATHS, joined_paths, without_secrets
 from zndraw_joblib.wire.messages import TaskResponse
 from zndraw_joblib.wire.names import INTERNAL, split_name
 from zndraw_joblib.wire.problems import GroupNotFound, InvalidPayload, JobNotFound, ProblemException
@@ -76,7 +76,10 @@ async def make(tx: Transaction, item: GroupToMake) -> GroupRecord:
     now, new = await tx.now(), item.group
     seconds = new.expires_in_seconds
     expires_at = None if seconds is None else now + timedelta(seconds=seconds)
-    on_end = None if new.on_end is None else new.on_end.model_dump_json(exclude_defaults=True)
+    on_end, masked = None, None
+    if new.on_end is not None:
+        on_end = new.on_end.model_dump_json(exclude_defaults=True)
+        masked = (await sql_jobs.masks(tx, [new.on_end.job])).get(new.on_end.job)
     group = GroupRecord(
         n=0,
         id=rules_tasks.new_ids(1)[0],
@@ -93,6 +96,7 @@ async def make(tx: Transaction, item: GroupToMake) -> GroupRecord:
         on_end_task=None,
         error=None,
         task_id=None if item.caller.task is None else item.caller.task.id,
+        masked=masked,
     )
     item.add_group()
     await sql_groups.add(tx, group)
@@ -124,8 +128,8 @@ async def get(tx: Transaction, group_id: UUID) -> GroupResponse:
     return response(group, sums[group_id], counts[group_id], failures, running, masks=of_end)
 
 
-async def masks(tx: Transaction, groups: Sequence[GroupRecord]) -> dict[str, str]:
-    """Return the paths to the secret values of payloads of `on_end`, by the jobs that have any."""
+async def masks(tx: Transaction, groups: Sequence[GroupRecord]) -> dict[str, str | None]:
+    """Return the paths to the secret values of payloads of `on_end`, by those of the jobs that exist."""
     ends = [GroupOnEnd.model_validate_json(group.on_end).job for group in groups if group.on_end is not None]
     return await sql_jobs.masks(tx, ends) if ends else {}
 
@@ -147,13 +151,14 @@ def response(
     failures: Sequence[GroupFailure] = (),
     running: float = 0.0,
     *,
-    masks: Mapping[str, str],
+    masks: Mapping[str, str | None],
 ) -> GroupResponse:
     """Return a group as responses contain it. `masks` are those of the job of its `on_end`."""
     ended, total = sums.completed + sums.failed + sums.cancelled, sum(sums)
     on_end = None if group.on_end is None else GroupOnEnd.model_validate_json(group.on_end)
     if on_end is not None:
-        on_end.payload = without_secrets(on_end.payload, masks.get(on_end.job))
+        masked = joined_paths([group.masked, masks.get(on_end.job, ALL_PATHS)])
+        on_end.payload = without_secrets(on_end.payload, masked)
     return GroupResponse.model_construct(
         id=group.id,
         room=group.room_id,
@@ -288,6 +293,7 @@ async def _submit_on_end(
         cross_room=True,
         # Its tasks were bounded; without tasks, groups would be a way around the bounds.
         is_unlimited=sum(sums) > 0,
+        masked=group.masked,
     )
     [result] = await rules_tasks.submit(tx, [item])
     if isinstance(result, Exception) and record.deleted:

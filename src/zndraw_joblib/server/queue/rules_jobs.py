@@ -21,6 +21,7 @@ from zndraw_joblib.server.queue import (
 )
 from zndraw_joblib.server.queue.sql_jobs import JobRecord
 from zndraw_joblib.server.queue.sql_task_rows import TaskRecord
+from zndraw_joblib.wire.masks import masked_paths, paths_without
 from zndraw_joblib.wire.messages import (
     JobRegisterRequest,
     JobResponse,
@@ -260,7 +261,7 @@ async def _set_schema(
     if job.room_id == INTERNAL:
         raise SchemaConflict(f"{str(job.name)!r} is declared by the server, with another schema or policy")
     if rules_schemas.are_same(job.schema, schema):
-        await sql_jobs.set_schema(tx, job.id, schema)
+        await sql_jobs.set_schema(tx, job.id, schema, _masked_by_others(job))
         job = job._replace(schema=schema)
         return job, job
     same = (other for other in _versions(others) if rules_schemas.are_same(other.schema, schema))
@@ -283,6 +284,11 @@ async def _set_schema(
     detail = {"version": current.job_version, "replaces": job.job_version}
     await rules_audit.record(tx, caller, "job.schema", str(job.name), job.room_id, detail)
     return current, current
+
+
+def _masked_by_others(job: JobRecord) -> str | None:
+    """Return what is masked in the tasks of a version of a job, and not by its schema."""
+    return paths_without(job.masked, masked_paths(job.schema))
 
 
 def _pointers(differences: Sequence[Mapping[str, Any]]) -> str:
@@ -313,7 +319,8 @@ async def _set_current(
     own = _rows_of(rows, [job])
     if is_same or not any([await sql_jobs.is_used(tx, row_id, worker_id) for row_id in own]):
         for row_id in own:
-            await sql_jobs.set_schema(tx, row_id, schema)
+            [row] = [row for row in rows if row.id == row_id]
+            await sql_jobs.set_schema(tx, row_id, schema, _masked_by_others(row))
         return job._replace(schema=schema)
     number = 1 + max(version.job_version for version in (job, *others))
     if len(others) + 1 < MAX_VERSIONS:

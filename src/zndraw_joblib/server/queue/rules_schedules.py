@@ -31,7 +31,7 @@ from zndraw_joblib.server.queue import (
 from zndraw_joblib.server.queue.rules_queues import Needs
 from zndraw_joblib.server.queue.rules_tasks import Submission
 from zndraw_joblib.server.queue.sql_schedules import LiveTasks, ScheduleRecord
-from zndraw_joblib.wire.masks import without_secrets
+from zndraw_joblib.wire.masks import ALL_PATHS, joined_paths, without_secrets
 from zndraw_joblib.wire.messages import JobResponse, PaginatedResponse, TaskResponse, TaskSubmitRequest
 from zndraw_joblib.wire.names import JobName
 from zndraw_joblib.wire.problems import (
@@ -227,18 +227,19 @@ async def put_of_job(tx: Transaction, item: NewSchedule) -> tuple[ScheduleRespon
     """Do what `put` does for a job that the transaction has locked."""
     await _check_requirements(tx, item)
     now, job_name = await tx.now(), str(item.job)
-    masks = await sql_jobs.masks(tx, [job_name])
-    if fault := rules_payloads.mask_fault(item.times.payload, masks.get(job_name)):
-        raise fault
+    masked = (await sql_jobs.masks(tx, [job_name])).get(job_name)
     current = await sql_schedules.get(tx, item.room_id, item.name, lock=True)
-    schedule = _written(item, current, now)
+    shown = masked if current is None else joined_paths([masked, current.masked])
+    if fault := rules_payloads.mask_fault(item.times.payload, shown):
+        raise fault
+    schedule = _written(item, current, now, masked)
     if current is None and await sql_schedules.add(tx, schedule):
         if item.max_schedules is not None:
             await _check_room(tx, item.room_id, item.max_schedules)
         item.add_schedule()
     else:
         current = current or await sql_schedules.get(tx, item.room_id, item.name, lock=True)
-        schedule = _written(item, current, now)
+        schedule = _written(item, current, now, masked)
         await sql_schedules.replace(tx, schedule)
     tx.wake(SCHEDULES_KEY)
     return await response(tx, schedule), current is None
@@ -252,7 +253,9 @@ async def _check_requirements(tx: Transaction, item: NewSchedule) -> None:
         raise fault
 
 
-def _written(item: NewSchedule, current: ScheduleRecord | None, now: datetime) -> ScheduleRecord:
+def _written(
+    item: NewSchedule, current: ScheduleRecord | None, now: datetime, masked: str | None
+) -> ScheduleRecord:
     fields = set(ScheduleTimes.model_fields)
     spec = to_json(item.times.model_dump(mode="json", include=fields, exclude_defaults=True)).decode()
     paused = item.paused if item.paused is not None else current is not None and current.paused
@@ -261,6 +264,7 @@ def _written(item: NewSchedule, current: ScheduleRecord | None, now: datetime) -
         "job_name": str(item.job),
         "spec": spec,
         "paused": paused,
+        "masked": masked,
     }
     if current is not None and _dates(current.times) == _dates(item.times):
         return current._replace(**who, updated_at=now)
@@ -353,11 +357,15 @@ async def response(tx: Transaction, schedule: ScheduleRecord) -> ScheduleRespons
 
 
 async def responses(tx: Transaction, schedules: Sequence[ScheduleRecord]) -> list[ScheduleResponse]:
-    """Return schedules as responses contain them, without the secret values of their payloads."""
+    """Return schedules as responses contain them, without the secret values of their payloads.
+
+    Secret is what the job's schemas mark now, and did when the payload was written; all if the job is gone.
+    """
     masks = await sql_jobs.masks(tx, [schedule.job_name for schedule in schedules]) if schedules else {}
     shown = [ScheduleResponse.model_construct(**schedule.shown()) for schedule in schedules]
     for schedule, answer in zip(schedules, shown, strict=True):
-        answer.payload = without_secrets(answer.payload, masks.get(schedule.job_name))
+        masked = joined_paths([schedule.masked, masks.get(schedule.job_name, ALL_PATHS)])
+        answer.payload = without_secrets(answer.payload, masked)
     return shown
 
 

@@ -54,7 +54,7 @@ from zndraw_joblib.server.queue.sql_submit import Appended, KnownJob, NewKey, Ne
 from zndraw_joblib.server.queue.sql_task_rows import Move, TaskRecord, TaskRow
 from zndraw_joblib.server.queue.sql_tasks import positions
 from zndraw_joblib.server.queue.sql_trees import Link, Parent
-from zndraw_joblib.wire.masks import without_secrets
+from zndraw_joblib.wire.masks import joined_paths, without_secrets
 from zndraw_joblib.wire.messages import (
     PaginatedResponse,
     SubmitOptions,
@@ -119,6 +119,7 @@ class Submission:
     `schedule` and `due_at`: the schedule that submits it, and when it was due. `is_unlimited`: the bounds of
     pending tasks of its job do not apply. `refusal`: why it cannot be submitted, if the server knows
     that already. `filled`: the JSON pointers of the values of the payload that are results of predecessors.
+    `masked`: the paths to what was secret when the payload was written.
     """
 
     caller: Identity
@@ -145,6 +146,7 @@ class Submission:
     is_unlimited: bool = False
     refusal: ProblemException | None = None
     filled: frozenset[str] = frozenset()
+    masked: str | None = None
 
     @property
     def needs(self) -> str:
@@ -234,6 +236,7 @@ async def submit(
     for item, fault in zip(items, faults, strict=True):
         outcomes.append(fault or _task_or_duplicate(item, jobs[item.job], now, holders, limits, related))
     tasks, replaced = await _write_submits(tx, outcomes, holders)
+    await _keep_masks(tx, items, rows, [*tasks, *replaced])
     if related.predecessors is not None:
         await related.predecessors.write(tx, tasks)
     await _attach_hooks(tx, items, outcomes, now)
@@ -320,6 +323,21 @@ async def _write_submits(
     if added:
         await sql_groups.add_tasks(tx, added)
     return tasks, [after for _, after in moves]
+
+
+async def _keep_masks(
+    tx: Transaction, items: Iterable[Submission], queues: Iterable[JobRecord], tasks: Iterable[TaskRecord]
+) -> None:
+    """Mask in locked queues what is secret in new tasks of them by an earlier schema."""
+    if all(item.masked is None for item in items):
+        return
+    paths: dict[UUID, set[str | None]] = {}
+    for task in tasks:
+        paths.setdefault(task.job_id, set()).add(task.masked)
+    for queue in queues:
+        masked = joined_paths([queue.masked, *paths.get(queue.id, ())])
+        if masked != queue.masked:
+            await sql_jobs.set_masked(tx, queue.id, masked)
 
 
 def _submit_result(
@@ -654,7 +672,7 @@ def _task(item: Submission, job: JobRecord, now: datetime, parent: Parent | None
         parent=None if parent is None else parent.id,
         root=None if parent is None else parent.root or parent.id,
         policy=policy,
-        masked=job.masked,
+        masked=joined_paths([job.masked, item.masked]),
         linked=True if options.webhook is not None else None,
     )
     # A task that may not start at once waits in its queue, where the dispatcher finds it.

@@ -48,6 +48,7 @@ class GroupRecord(NamedTuple):
     on_end_task: UUID | None
     error: str | None
     task_id: UUID | None
+    masked: str | None = None
 
 
 class OpenGroup(NamedTuple):

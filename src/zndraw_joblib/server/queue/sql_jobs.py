@@ -223,7 +223,7 @@ _KEEPS = statement("SELECT id, keep FROM joblib_job WHERE keep IS NOT NULL", *("
 _SET_SCHEMA = statement("UPDATE joblib_job SET schema = :schema, masked = :masked WHERE id = :id")
 _SET_MASKED = statement("UPDATE joblib_job SET masked = :masked WHERE id = :id")
 _MASKS = statement(
-    "SELECT full_name, masked FROM joblib_job WHERE full_name = ANY (:all_full_name) AND masked IS NOT NULL",
+    "SELECT full_name, masked FROM joblib_job WHERE full_name = ANY (:all_full_name)",
     *("full_name", "masked"),
 )
 _RECORD_SERVED = statement(
@@ -552,14 +552,14 @@ async def set_masked(tx: Transaction, job_id: UUID, masked: str | None) -> None:
     await tx.execute(_SET_MASKED, {"id": job_id, "masked": masked})
 
 
-async def masks(tx: Transaction, full_names: Iterable[str]) -> dict[str, str]:
-    """Return the paths to the secret values of payloads of those of these jobs that have any.
+async def masks(tx: Transaction, full_names: Iterable[str]) -> dict[str, str | None]:
+    """Return the paths to the secret values of payloads of those of these jobs that exist.
 
     They are those of all versions of a job together.
     """
-    paths: dict[str, str] = {}
+    paths: dict[str, str | None] = {}
     for full_name, masked in await tx.execute(_MASKS, {"all_full_name": padded(sorted(set(full_names)))}):
-        paths[full_name] = joined_paths([paths.get(full_name), masked]) or masked
+        paths[full_name] = joined_paths([paths.get(full_name), masked])
     return paths
 
 

@@ -39,6 +39,7 @@ class ScheduleRecord(NamedTuple):
     last_task_id: UUID | None
     error: str | None
     error_at: datetime | None
+    masked: str | None = None
 
     @property
     def times(self) -> ScheduleTimes:
