@@ -102,8 +102,7 @@ def _export(url: str, selection: task_commands.Selection, limit: int | None, *, 
     print_note(f"Exported {counted(number, 'task')} {task_commands.where(selection.rooms)}.")
     if stored:
         print_note(
-            f"{counted(stored, 'result')} are stored as bytes, and not in the lines: 'task ID --result' "
-            "writes one."
+            f"Not in the lines: {counted(stored, 'result')} stored as bytes. 'task ID --result' writes one."
         )
 
 
