@@ -72,7 +72,7 @@ def test_the_end_of_an_allocation_costs_no_attempt(batch: Callable[..., Batch]) 
 def test_the_signal_before_the_end_drains(batch: Callable[..., Batch]) -> None:
     """The worker claims no more, and leaves once its task has ended."""
     queue = batch()
-    job = queue.sbatch("--time=3", "--signal=B:TERM@170")
+    job = queue.sbatch("--time=3", "--signal=B:TERM@140")
     running = queue.submit("running")
     wait_until(lambda: is_running(running), SECONDS, interval=0.2)
     wait_until(lambda: "waiting for 1 running task" in queue.output(job), SECONDS, interval=0.2)

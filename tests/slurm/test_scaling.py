@@ -129,7 +129,7 @@ def test_slurm_refuses_an_allocation_before_it_is_needed(batch: Callable[..., Ba
     for options, code, text in (
         (["--partition=none"], 1, "No allocation can be started: allocation failure: Invalid partition"),
         (["--export=NONE"], 2, "--export is set by this command"),
-        (["--time=2"], 1, "no worker has registered it yet"),
+        (["--time=2"], 1, "not found: no worker serves it"),
     ):
         done = subprocess.run(
             [*dry, *options],
