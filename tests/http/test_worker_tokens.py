@@ -230,6 +230,42 @@ async def test_the_token_of_a_task_ends_with_that_of_its_worker(
             await task.aclose()
 
 
+@on_both
+async def test_who_may_register_a_job_with_a_schedule(
+    bearer: Callable[..., Any], client: httpx.AsyncClient, runtime: Runtime
+) -> None:
+    """Users who may submit, and these replace only their own. One that is written already may be named."""
+    for name, roles in (("wes", ["worker"]), ("kim", ["worker"]), ("only", ["work"])):
+        rights = sql_operators.TokenRights(roles, ["lab", "@global"])
+        add = partial(sql_operators.add_token, name=name, is_superuser=False, rights=rights)
+        await runtime.write(partial(add, digest=digest(name)))
+    tokens = {name: name for name in ("wes", "kim", "only")} | {"jit": (await issue(client))["token"]}
+    clients = {name: bearer(token) for name, token in tokens.items()} | {"admin": client}
+    hourly, daily = {"every_seconds": 3600}, {"cron": "0 3 * * *"}
+    for name, room, schedule, status, author in (
+        ("jit", "lab", hourly, 403, None),
+        ("only", "lab", hourly, 403, None),
+        ("wes", "lab", daily, 201, "wes"),
+        ("wes", "lab", hourly, 200, "wes"),
+        ("kim", "lab", daily, 403, "wes"),
+        *((name, "lab", hourly, 200, "wes") for name in ("kim", "only", "jit")),
+        ("admin", "lab", daily, 200, "admin"),
+        ("wes", "lab", hourly, 403, "admin"),
+        ("wes", "@global", daily, 403, None),
+        ("admin", "@global", daily, 201, "admin"),
+        ("wes", "@global", daily, 200, "admin"),
+    ):
+        body = {**JOB, "schedule": schedule}
+        response = await clients[name].put(f"{V1}/rooms/{room}/jobs", json=body)
+        assert response.status_code == status, (name, schedule, response.text)
+        if status == 403:
+            assert "schedules put Fit" in response.json()["detail"]
+        shown = (await client.get(f"{V1}/rooms/{room}/schedules/Fit")).json()
+        assert shown.get("created_by") == author
+    for name in tokens:
+        await clients[name].aclose()
+
+
 def test_patterns_of_two_lists_name_what_both_name() -> None:
     """Without one that has all jobs of the other, patterns that overlap name none."""
     for first, second, common in (

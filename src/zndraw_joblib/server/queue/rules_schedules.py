@@ -33,9 +33,10 @@ from zndraw_joblib.server.queue.rules_tasks import Submission
 from zndraw_joblib.server.queue.sql_schedules import LiveTasks, ScheduleRecord
 from zndraw_joblib.wire.masks import ALL_PATHS, joined_paths, without_secrets
 from zndraw_joblib.wire.messages import JobResponse, PaginatedResponse, TaskResponse, TaskSubmitRequest
-from zndraw_joblib.wire.names import JobName
+from zndraw_joblib.wire.names import RESERVED, JobName
 from zndraw_joblib.wire.problems import (
     Conflict,
+    Forbidden,
     InvalidRequest,
     JobNotFound,
     ProblemException,
@@ -44,6 +45,7 @@ from zndraw_joblib.wire.problems import (
     TooManyRequests,
 )
 from zndraw_joblib.wire.schedules import CatchUp, Overlap, ScheduleResponse, ScheduleTimes
+from zndraw_joblib.wire.scopes import Scope
 
 # A due time that no server has submitted for so long is missed.
 _MISSED = timedelta(seconds=60)
@@ -209,7 +211,8 @@ async def register_job(
 ) -> tuple[JobResponse, bool]:
     """Register a worker for a job, as `rules_jobs.register` does, and write its schedule, if it has one.
 
-    Raises `Conflict` if another job of the room has a schedule of this name.
+    A schedule that is written already stays. Raises `Conflict` if another job of the room has a schedule of
+    this name, and `Forbidden` if the caller may not write it.
     """
     result = await rules_jobs.register(tx, job)
     if schedule is not None:
@@ -219,8 +222,32 @@ async def register_job(
                 f"schedule: {schedule.name!r} of room {schedule.room_id!r} is a schedule of "
                 f"{current.job_name!r}; delete it first, or name the job otherwise"
             )
-        await put_of_job(tx, schedule)
+        reason = _reason_to_refuse(schedule, current)
+        if reason is None:
+            await put_of_job(tx, schedule)
+        elif current is None or current.spec != _spec(schedule.times):
+            raise Forbidden(
+                f"Not authorized: schedule: {reason}. Register the job without it; or let an operator of the "
+                f"room write it, with 'zndraw-joblib schedules put {schedule.name} {schedule.job} --room "
+                f"{schedule.room_id}' and the same times, and then register the job with it"
+            )
     return result
+
+
+def _reason_to_refuse(item: NewSchedule, current: ScheduleRecord | None) -> str | None:
+    """Return why the caller may not write the schedule of a job that it registers; None if it may."""
+    caller, room_id = item.caller, item.room_id
+    if caller.operates(room_id):
+        return None
+    if room_id in RESERVED:
+        return f"only operators of {room_id} may write its schedules"
+    if caller.worker is not None:
+        return "a token that was issued for workers writes no schedules, which would outlive it"
+    if not caller.may(Scope.SUBMIT):
+        return str(rules_transitions.missing_scope(caller, Scope.SUBMIT))
+    if current is not None and current.owner_id != caller.id:
+        return f"{item.name!r} of room {room_id!r} was written by another user, with other times"
+    return None
 
 
 async def put_of_job(tx: Transaction, item: NewSchedule) -> tuple[ScheduleResponse, bool]:
@@ -256,13 +283,11 @@ async def _check_requirements(tx: Transaction, item: NewSchedule) -> None:
 def _written(
     item: NewSchedule, current: ScheduleRecord | None, now: datetime, masked: str | None
 ) -> ScheduleRecord:
-    fields = set(ScheduleTimes.model_fields)
-    spec = to_json(item.times.model_dump(mode="json", include=fields, exclude_defaults=True)).decode()
     paused = item.paused if item.paused is not None else current is not None and current.paused
     who: dict[str, Any] = {
         "owner_id": item.caller.id,
         "job_name": str(item.job),
-        "spec": spec,
+        "spec": _spec(item.times),
         "paused": paused,
         "masked": masked,
     }
@@ -289,6 +314,12 @@ def _written(
         last_due_at=current.last_due_at,
         last_task_id=current.last_task_id,
     )
+
+
+def _spec(times: ScheduleTimes) -> str:
+    """Return what is stored of the times."""
+    fields = set(ScheduleTimes.model_fields)
+    return to_json(times.model_dump(mode="json", include=fields, exclude_defaults=True)).decode()
 
 
 def _dates(times: ScheduleTimes) -> dict[str, Any]:
