@@ -1,6 +1,8 @@
 """Groups over HTTP: create, fill, seal, follow to the end, and what the end submits; access and problems."""
 
+import asyncio
 import json
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import uuid4
@@ -12,7 +14,9 @@ from fastapi import FastAPI, HTTPException, Request
 from rest import V1, AsUser, claim, expect_problem, get_task, register, report
 
 from zndraw_joblib import verify_readable_room, verify_writable_room
+from zndraw_joblib.server.admin import sql_operators
 from zndraw_joblib.server.background.sweeper import Sweeper
+from zndraw_joblib.server.queue import rules_groups
 from zndraw_joblib.server.runtime.runtime import Runtime
 
 Json = dict[str, Any]
@@ -297,6 +301,46 @@ async def test_rooms_are_guarded(client: httpx.AsyncClient, app: FastAPI, as_use
     assert (await user.get(f"{GROUPS}/{group['id']}")).status_code == 403
     assert (await user.get(GROUPS, params={"room": "lab"})).status_code == 403
     assert (await user.get(GROUPS)).status_code == 403
+
+
+async def test_results_end_with_the_access_of_their_reader(
+    client: httpx.AsyncClient,
+    app: FastAPI,
+    as_user: AsUser,
+    runtime: Runtime,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A reader whose token is revoked after the first part gets no other, and no complete response."""
+    monkeypatch.setattr(rules_groups, "_RESULTS_AT_ONCE", 1)
+    monkeypatch.setattr(app.state.joblib, "trusted_seconds", 0.0)
+    job, group = await register(client), await create(client)
+    for _ in range(3):
+        await add(client, job, group)
+    ada = await as_user("ada")
+    request = ada.build_request("GET", f"{GROUPS}/{group['id']}/results")
+    path, headers = request.url.path, [(name.lower(), value) for name, value in request.headers.raw]
+    scope = {
+        **{"type": "http", "method": "GET", "path": path, "raw_path": path.encode(), "query_string": b""},
+        **{"http_version": "1.1", "scheme": "http", "headers": headers, "root_path": ""},
+        "asgi": {"version": "3.0", "spec_version": "2.4"},
+    }
+    messages: list[Json] = []
+
+    async def send(message: Any) -> None:
+        messages.append(message)
+        if message["type"] == "http.response.body" and len(messages) == 2:
+            await runtime.write(sql_operators.remove_token, "ada")
+            app.state.joblib.identity.forget("ada")
+
+    async def receive() -> Json:
+        await asyncio.Event().wait()
+        return {}
+
+    with suppress(Exception):
+        await app(scope, receive, send)
+    assert messages[0]["status"] == 200
+    assert [message["body"].count(b"\n") for message in messages[1:]] == [1]
+    assert messages[-1]["more_body"]
 
 
 async def test_results_are_lines_in_the_order_of_submission(

@@ -152,17 +152,16 @@ async def read_group_results(
     group = await runtime.database.read_short(rules_groups.record, group_id)
     if on_end_task not in {None, group.on_end_task}:
         raise GroupNotFound(f"Task {on_end_task} was not submitted at the end of group {group_id}")
-    if group.on_end_task is None:
-        await check_group_room(request, group_id, group.room_id)
-    else:
-        try:
-            await check_task_readable(request, caller, group.on_end_task, group.room_id)
-        except TaskNotFound as error:
-            raise GroupNotFound(f"Group {group_id} not found") from error
+    about = group_id, group.room_id, group.on_end_task
+    check = partial(_check_results, caller=caller, about=about)
+    await check(request)
+    access = access_of(request, caller, check)
 
     async def lines() -> AsyncIterator[bytes]:
         after: int | None = 0
         while after is not None:
+            # A refusal after the first part breaks the response off.
+            await access.check()
             part = await runtime.database.read(rules_groups.results, group_id, after)
             yield part.lines
             after = part.after
@@ -170,6 +169,21 @@ async def read_group_results(
     return StreamingResponse(
         lines(), media_type="application/x-ndjson", headers={"Cache-Control": "no-store"}
     )
+
+
+async def _check_results(request: Request, caller: Identity, about: tuple[UUID, str, UUID | None]) -> None:
+    """Raise the problem of a caller who may not read the results of a group.
+
+    It is `about` the group, its room, and the task that it has submitted at its end.
+    """
+    group_id, room_id, on_end_task = about
+    if on_end_task is None:
+        await check_group_room(request, group_id, room_id)
+        return
+    try:
+        await check_task_readable(request, caller, on_end_task, room_id)
+    except TaskNotFound as error:
+        raise GroupNotFound(f"Group {group_id} not found") from error
 
 
 @serves(ops.UPDATE_GROUP)
