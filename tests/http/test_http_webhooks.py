@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
+from uuid import uuid4
 
 import httpx
 import pytest
@@ -11,7 +12,10 @@ from receiver import Receiver, receiving
 from rest import V1, AsUser, claim, expect_problem, register, report, run_task, submit
 from waiting import until
 
+from zndraw_joblib.server.admin import sql_operators
 from zndraw_joblib.server.process.settings import ServerSettings
+from zndraw_joblib.server.queue.rules_tokens import digest
+from zndraw_joblib.server.runtime.runtime import Runtime
 from zndraw_joblib.wire.webhooks import new_webhook_secret
 
 URL = f"{V1}/rooms/lab/webhooks"
@@ -270,6 +274,30 @@ async def test_who_may_write_and_read_webhooks(
     settings.max_webhooks = 2
     response = await user.put(f"{V1}/rooms/attic/webhooks/ci", json={"url": url})
     assert "max_webhooks" in expect_problem(response, 503, "service-unavailable")["detail"]
+
+
+async def test_a_token_that_only_submits_reads_nothing_through_a_webhook(
+    client: httpx.AsyncClient, runtime: Runtime
+) -> None:
+    """With the scope read too it writes webhooks; without, it may delete one."""
+    rights = sql_operators.TokenRights(["submit"], ["lab"])
+    add = partial(sql_operators.add_token, name="sam", digest=digest("sam"), rights=rights)
+    await runtime.write(partial(add, is_superuser=False))
+    own = {"Authorization": "Bearer sam"}
+    for method, path in (
+        ("PUT", "webhooks/ci"),
+        ("GET", "webhooks"),
+        ("GET", "webhooks/ci"),
+        ("POST", "webhooks/ci/test"),
+        ("GET", "deliveries"),
+        ("POST", f"deliveries/{uuid4()}/repeat"),
+    ):
+        body = {"url": "https://example.org/hook"} if method == "PUT" else None
+        response = await client.request(method, f"{V1}/rooms/lab/{path}", json=body, headers=own)
+        detail = expect_problem(response, 403, "forbidden")["detail"]
+        assert "the scope read" in detail
+        assert "--role submitter" in detail
+    expect_problem(await client.delete(f"{URL}/ci", headers=own), 404, "webhook-not-found")
 
 
 @on_both

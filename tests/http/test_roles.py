@@ -48,7 +48,7 @@ class Caller(NamedTuple):
 
     def is_permitted(self, row: Operation[Any]) -> bool:
         """Return whether the row lets the caller in, before its room is checked."""
-        if not row.scopes & self.scopes:
+        if row.missing(self.scopes):
             return False
         is_of_all = bool(row.access & (Access.SUPERUSER | Access.METRICS_TOKEN))
         names_rooms = bool(row.access & (Access.ROOM_WRITE | Access.NAMED_ROOMS))
@@ -124,7 +124,7 @@ async def test_roles_and_scopes_hold_in_the_rooms_of_the_caller_only(world: Worl
         for row in SORTED:
             status, response = await respond(world, caller, row, world.own)
             about = (caller, row.name, response.text)
-            if not row.scopes & caller.scopes:
+            if row.missing(caller.scopes):
                 assert response.status_code == 403, about
                 assert row.method == "HEAD" or "--role" in response.text, about
             elif not caller.is_permitted(row):
@@ -180,7 +180,7 @@ async def test_roles_without_rooms_have_their_rights_in_all(world: World) -> Non
                 continue  # its stream does not end
             status, response = await respond(world, caller, row, world.own)
             about = (role, row.name, response.text)
-            if not row.scopes & caller.scopes:
+            if row.missing(caller.scopes):
                 assert response.status_code == 403, about
             elif Access.OWNER not in row.access:
                 # As before there were roles, these name rooms or jobs.

@@ -183,9 +183,9 @@ _OF_EFFECT: dict[Effect, Problems] = {
 class Operation(Generic[Answer_co]):
     """A row: an operation of the REST API.
 
-    A caller needs one of its `scopes`, and the token of a task what it is `for_task`. `answer` is a model,
-    `bytes` for a stream or stored bytes, `str` for a text, or `NO_CONTENT`. `problems` are those of the work
-    alone. If `has_optional_body`, a request may have no body.
+    A caller needs one of its `scopes`, one of `also`, and the token of a task what it is
+    `for_task`. `answer` is a model, `bytes` for a stream or stored bytes, `str` for a text, or `NO_CONTENT`.
+    `problems` are those of the work alone. If `has_optional_body`, a request may have no body.
     """
 
     name: str
@@ -201,6 +201,11 @@ class Operation(Generic[Answer_co]):
     status: int = 200
     problems: Problems = ()
     for_task: ForTask | None = None
+    also: Scope = ANY_SCOPE
+
+    def missing(self, scopes: Scope) -> Scope:
+        """Return the scopes of which a caller with `scopes` needs one and has none; no scope if it may."""
+        return next((needed for needed in (self.scopes, self.also) if not needed & scopes), Scope(0))
 
     def path(self, **parts: object) -> str:
         """Return the path below `PREFIX`, with each part quoted."""
@@ -406,27 +411,33 @@ DELETE_SCHEDULE = Operation("delete_schedule", "DELETE", "/rooms/{room_id}/sched
 LIST_ALL_SCHEDULES = Operation("list_all_schedules", "GET", "/schedules",
     "schedules", Access.NAMED_ROOMS, Scope.READ, Effect.READ, ScheduleEntries, problems=_ROOMS)
 
-# Webhooks.
+# Webhooks. They show what happens to all tasks of the room, with their results.
 
 PUT_WEBHOOK = Operation("put_webhook", "PUT", "/rooms/{room_id}/webhooks/{webhook}",
     "webhooks", Access.ROOM_WRITE, Scope.SUBMIT | Scope.OPERATE, Effect.WRITE_ONCE, w.WebhookResponse,
-    body=w.WebhookRequest, status=201, problems=(p.Conflict, p.TooManyRequests))
+    body=w.WebhookRequest, status=201, problems=(p.Conflict, p.TooManyRequests),
+    also=Scope.READ)
 LIST_WEBHOOKS = Operation("list_webhooks", "GET", "/rooms/{room_id}/webhooks",
-    "webhooks", Access.ROOM_WRITE, Scope.SUBMIT | Scope.OPERATE, Effect.READ, WebhookPage)
+    "webhooks", Access.ROOM_WRITE, Scope.SUBMIT | Scope.OPERATE, Effect.READ, WebhookPage,
+    also=Scope.READ)
 GET_WEBHOOK = Operation("get_webhook", "GET", "/rooms/{room_id}/webhooks/{webhook}",
     "webhooks", Access.ROOM_WRITE, Scope.SUBMIT | Scope.OPERATE, Effect.READ, w.WebhookResponse,
-    problems=_WEBHOOK)
+    problems=_WEBHOOK,
+    also=Scope.READ)
 TEST_WEBHOOK = Operation("test_webhook", "POST", "/rooms/{room_id}/webhooks/{webhook}/test",
     "webhooks", Access.ROOM_WRITE, Scope.SUBMIT | Scope.OPERATE, Effect.WRITE_ONCE, w.Delivery, status=202,
-    problems=(*_WEBHOOK, p.Conflict))
+    problems=(*_WEBHOOK, p.Conflict),
+    also=Scope.READ)
 DELETE_WEBHOOK = Operation("delete_webhook", "DELETE", "/rooms/{room_id}/webhooks/{webhook}",
     "webhooks", Access.ROOM_WRITE, Scope.SUBMIT | Scope.OPERATE, Effect.WRITE_ONCE, NO_CONTENT, status=204,
     problems=_WEBHOOK)
 LIST_DELIVERIES = Operation("list_deliveries", "GET", "/rooms/{room_id}/deliveries",
-    "webhooks", Access.ROOM_WRITE, Scope.SUBMIT | Scope.OPERATE, Effect.READ, Deliveries)
+    "webhooks", Access.ROOM_WRITE, Scope.SUBMIT | Scope.OPERATE, Effect.READ, Deliveries,
+    also=Scope.READ)
 REPEAT_DELIVERY = Operation("repeat_delivery", "POST", "/rooms/{room_id}/deliveries/{delivery}/repeat",
     "webhooks", Access.ROOM_WRITE, Scope.SUBMIT | Scope.OPERATE, Effect.WRITE_ONCE, w.Delivery, status=202,
-    problems=(p.DeliveryNotFound, p.Conflict))
+    problems=(p.DeliveryNotFound, p.Conflict),
+    also=Scope.READ)
 
 # Limits.
 

@@ -570,8 +570,8 @@ async def permitted_caller(request: Request, operation: Operation[Any]) -> Ident
         _check_upload(request, identity.upload, operation)
         return identity
     # Callers without roles have the scopes of all rows but those of superusers.
-    if identity.scopes is not None and not identity.scopes & operation.scopes:
-        raise rules_transitions.missing_scope(identity, operation.scopes)
+    if identity.scopes is not None and (missing := operation.missing(identity.scopes)):
+        raise rules_transitions.missing_scope(identity, missing, operation.scopes)
     if operation.is_of_all_rooms and not identity.is_superuser:
         has_scope = identity.scopes is not None
         if has_scope and identity.rooms is None and Access.METRICS_TOKEN in operation.access:

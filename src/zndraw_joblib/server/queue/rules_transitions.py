@@ -53,12 +53,13 @@ def cannot_serve(caller: Identity, room_id: str) -> Forbidden:
     return outside_rooms(caller, room_id) if caller.may(Scope.WORK) else missing_scope(caller, Scope.WORK)
 
 
-def missing_scope(caller: Identity, scopes: Scope) -> Forbidden:
-    """Return the refusal of a caller that has none of these scopes."""
+def missing_scope(caller: Identity, scopes: Scope, others: Scope | None = None) -> Forbidden:
+    """Return the refusal of a caller that has none of these scopes, and needs one of `others` too."""
     own = ", ".join((caller.scopes or DEFAULT_SCOPES).names) or "none"
+    roles = [role for role in roles_with(scopes) if others is None or role in roles_with(others)]
     return Forbidden(
         f"Not authorized: this needs the scope {scopes}, and the caller has {own}. Use a token that was "
-        f"created with `--role {roles_with(scopes)[0]}`, or give the user this role"
+        f"created with `--role {roles[0]}`, or give the user this role"
     )
 
 
