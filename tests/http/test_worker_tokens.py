@@ -23,6 +23,7 @@ from zndraw_joblib.wire.worker_tokens import WorkerTokenRequest
 
 BODY: dict[str, Any] = {"jobs": ["lab:*"], "rooms": ["lab"], "expires_in_seconds": 3600}
 JOB = {"category": "modifiers", "name": "Fit"}
+PROVIDER = {"category": "frames", "name": "data", "schema": {}}
 
 
 async def issue(operator: httpx.AsyncClient, **fields: Any) -> dict[str, Any]:
@@ -85,11 +86,18 @@ async def test_a_token_has_no_other_rights(
 ) -> None:
     """Other jobs, rooms and operations are refused; after a revocation all are."""
     issued = await issue(client, jobs=["lab:modifiers:Fit"])
+    async with bearer((await issue(client, jobs=["lab:frames:*"]))["token"]) as server:
+        assert (await server.put(f"{V1}/rooms/lab/providers", json=PROVIDER)).status_code == 201
     async with bearer(issued["token"]) as worker:
         for url, body, text in (
             ("rooms/lab/jobs", {**JOB, "name": "Other"}, "lab:modifiers:Fit"),
             ("rooms/vault/jobs", JOB, "--rooms vault"),
             ("rooms/@global/jobs", JOB, "@global"),
+            (
+                "rooms/lab/providers",
+                PROVIDER,
+                "provider 'lab:frames:data': it matches none of lab:modifiers:Fit",
+            ),
         ):
             response = await worker.put(f"{V1}/{url}", json=body)
             assert text in expect_problem(response, 403, "forbidden")["detail"]

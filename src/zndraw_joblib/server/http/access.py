@@ -109,6 +109,12 @@ def check_job(caller: Identity, name: JobName) -> None:
         raise rules_transitions.other_job(caller, str(name))
 
 
+def check_provider(caller: Identity, full_name: str) -> None:
+    """Raise `Forbidden` for a provider that the caller may not serve: patterns of jobs hold for it too."""
+    if not caller.names_job(full_name):
+        raise rules_transitions.other_job(caller, full_name, "provider")
+
+
 def check_operates_job(caller: Identity, name: JobName) -> None:
     """Raise `Forbidden` for a job of a reserved room that the caller does not operate."""
     if not caller.operates(name.room_id):

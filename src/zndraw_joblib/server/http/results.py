@@ -18,6 +18,7 @@ from zndraw_joblib.server.http.access import (
     QueueState,
     access_of,
     body_of,
+    check_provider,
     check_task_readable,
     guarded_room,
     verify_readable_room,
@@ -346,6 +347,7 @@ async def register_provider(
 
     Providers of ``@internal`` are registered by the server's own code.
     """
+    check_provider(caller, f"{room_id}:{body.category}:{body.name}")
     add_provider = partial(runtime.stored.providers.check, caller.id)
     item = rules_providers.ProviderToRegister(caller, room_id, body, add_provider)
     rules_providers.check(item, runtime.settings.allowed_provider_categories)

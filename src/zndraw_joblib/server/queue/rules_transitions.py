@@ -82,11 +82,11 @@ def other_task(caller: Identity, id_: UUID, kind: str = "task") -> Forbidden:
     )
 
 
-def other_job(caller: Identity, full_name: str) -> Forbidden:
-    """Return the refusal of a caller that may submit and serve other jobs only."""
+def other_job(caller: Identity, full_name: str, kind: str = "job") -> Forbidden:
+    """Return the refusal of a caller that may submit and serve other jobs, or providers, only."""
     own = sorted(caller.jobs or ())
     return Forbidden(
-        f"Not authorized for job {full_name!r}: it matches none of {', '.join(own[:_MAX_SHOWN])}. Use a "
+        f"Not authorized for {kind} {full_name!r}: it matches none of {', '.join(own[:_MAX_SHOWN])}. Use a "
         "token that was created with a pattern of it in `--jobs`"
     )
 
