@@ -203,6 +203,10 @@ def test_what_cannot_work_is_an_error_before_anything_starts(cluster: Cluster) -
     )
     assert done.code == 0
     assert re.search(r"Would start 2 allocations .*--max-workers 2 allows no more.*worker jobs\.py", done.err)
+    # A token that is no operator's issues none for workers, and is not given to them unless that is wanted.
+    issued = cluster.queue.operator.issue_worker_token([JOB], ["@global"], expires_in_seconds=600)
+    done = cluster.program.run("scale", "local", "jobs.py", "--max-workers", "1", TOKEN=issued.token)
+    assert (done.code, "or --own-token to give" in done.err, issued.token in done.err) == (1, True, False)
     assert cluster.workers() == []
     shown = json.loads(cluster.program.ok("demand", JOB, "--json"))
     assert (shown["queued"], shown["slots"], shown["desired_slots"]) == (3, 0, 3)

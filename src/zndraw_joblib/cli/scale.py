@@ -137,6 +137,13 @@ Name = Annotated[
         "the target, jobs, rooms and labels.",
     ),
 ]
+OwnToken = Annotated[
+    bool,
+    typer.Option(
+        "--own-token",
+        help="Give workers the token of this command, if it may issue no other; it outlives them.",
+    ),
+]
 Drain = Annotated[
     bool, typer.Option("--drain", help="At the end drain all workers; otherwise they leave when idle.")
 ]
@@ -158,6 +165,7 @@ class ScaleOptions:
     lifetime: Lifetime = 604_800.0
     output: Output = None
     drain: Drain = False
+    own_token: OwnToken = False
     url: Url = DEFAULT_URL
     log_level: Log = LogThreshold.INFO
     log_format: Format = LogFormat.TEXT
@@ -334,9 +342,10 @@ def option_of(arguments: list[str], option: str) -> str | None:
 
 
 class WorkerEnvironment:
-    """Makes the variables of allocations: each gets a token of its own, if the server issues it.
+    """Makes the variables of allocations: each gets a token of its own.
 
-    Otherwise they get the token of this command, and the log says so once.
+    They get that of this command from a server that has no such tokens, and with `--own-token` also where
+    this command may issue none; the log says so once.
     """
 
     def __init__(
@@ -346,14 +355,17 @@ class WorkerEnvironment:
         self._has_warned = False
 
     async def make(self) -> Mapping[str, str]:
-        """Return the variables of one allocation. Raises `LauncherError` if no token can be issued now."""
+        """Return the variables of one allocation. Raises `LauncherError` if no token can be issued now.
+
+        Raises `CommandError` if this command may issue none.
+        """
         token = await self._issue()
         return {URL_VARIABLE: self._access.url, **({TOKEN_VARIABLE: token} if token else {})}
 
     async def _issue(self) -> str | None:
         jobs = [parse_job_name(job) for job in self._launcher.jobs]
         if not jobs:
-            return self._own("the jobs of the workers are unknown")
+            return self._own_if_allowed("the jobs of the workers are unknown")
         rooms = sorted({job.room_id for job in jobs})
         patterns = list(map(str, jobs))
         if len(patterns) > MAX_PATTERNS:
@@ -362,7 +374,9 @@ class WorkerEnvironment:
         try:
             body = validated(WorkerTokenRequest, {**fields, "labels": self._options.labels})
             return (await self._rest.send(ops.CREATE_WORKER_TOKEN, body)).token
-        except (Forbidden, NoTokens) as problem:
+        except Forbidden as problem:
+            return self._own_if_allowed(str(problem))
+        except NoTokens as problem:
             return self._own(str(problem))
         except TooManyRequests as problem:
             raise LauncherError(f"No token can be issued: {problem}") from problem
@@ -370,6 +384,14 @@ class WorkerEnvironment:
             if is_missing(error):
                 return self._own("the server is an older release")
             raise
+
+    def _own_if_allowed(self, reason: str) -> str | None:
+        if not self._options.own_token:
+            raise CommandError(
+                f"No token can be issued for the workers: {reason}. Use a token with the role operator that "
+                "may name the jobs, or --own-token to give them the token of this command, which lasts longer"
+            )
+        return self._own(reason)
 
     def _own(self, reason: str) -> str | None:
         if not self._has_warned:
