@@ -133,6 +133,7 @@ def test_workers_start_under_load_and_leave_when_they_are_idle(cluster: Cluster)
         assert token is not None
         assert token[1] != str(cluster.server.token).encode()
         assert token[1] not in arguments
+        assert not re.search(rb"\b(zj|jlt)_", arguments)
         assert token[1].decode() not in scaler.text
     cluster.open("first")
     assert [task.result(timeout=TIMEOUT) for task in tasks] == [1] * 5

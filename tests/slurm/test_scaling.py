@@ -1,5 +1,6 @@
 """`scale slurm` in a real Slurm: it submits batch jobs under load, and they end when they are idle."""
 
+import re
 import signal
 import subprocess
 import sys
@@ -73,6 +74,9 @@ def test_batch_jobs_follow_the_load(batch: Callable[..., Batch]) -> None:
         ]
         assert "worker jobs.py" in "".join(shown)
         assert queue.token not in "".join(shown)
+        # Nor those that were issued for the batch jobs, or the token of a task. Other programs may run here.
+        ours = [line for line in "\n".join(shown).splitlines() if "jobs.py" in line or "JobId" in line]
+        assert not re.search(r"\b(zj|jlt)_[\w-]{20}", "\n".join([*shown[:-1], *ours]))
         assert "ZNDRAW_JOBLIB_" not in "".join(shown)
         queue.end("first")
         assert all(task.result(SECONDS).startswith("n") for task in tasks)
