@@ -48,7 +48,7 @@ def remote_parent(task: ClaimedTask, child: str) -> list[str]:
     submitted = task.client.submit(child, {"number": 2})
     task.submit(child, {"number": 3})
     try:
-        task.submit(child, {"number": 4}, debounce={"seconds": 1}, unique={"key": "k"})
+        task.submit(child, {"number": 4}, room="another-room")
     except Forbidden as problem:
         refusal = str(problem)
     assert task.server is not None

@@ -50,7 +50,7 @@ def test_tasks_run_where_the_executor_runs_them(worker: Make, room: str, api: Co
     parent = manager.submit(remote_parent.task(child=f"{room}:jobs:remote_square"), room=room)
     child, refusal, identity = manager.wait_for(parent, 60).result
     assert str(manager.get_task(child).parent) == parent
-    assert "submits neither to groups" in refusal
+    assert "Not authorized in room 'another-room'" in refusal
     assert identity == "{}"
     wrong = manager.submit(remote_square.task(number=3, error="none"), room=room)
     assert manager.wait_for(wrong, 60).error == "ValueError: none"
