@@ -88,6 +88,7 @@ def package_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         thread.join()
 
 
+@pytest.mark.slow
 @on_postgresql
 async def test_a_page_uses_the_client(page: Page, package_site: str, database_url: str) -> None:
     """It submits, waits, cancels, reads arrays and big integers, and follows over lost connections."""

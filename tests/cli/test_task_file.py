@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from uuid import uuid4
 
+import pytest
 from sdk.proxy import Proxy, raw
 
 from cli.conftest import Stack
@@ -162,6 +163,7 @@ def test_a_terminal_shows_a_progress_bar(stack: Stack) -> None:
     assert "2/2" in terminal.shown
 
 
+@pytest.mark.parametrize("kind", ["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
 def test_an_error_in_between_names_the_key(tmp_path: Path, database_url: str) -> None:
     """With the key, the same command submits the missing tasks. On either database."""
     program = Program(tmp_path)

@@ -51,8 +51,8 @@ def test_an_old_provider_serves_requests(
     assert (raw.content, raw.content_type) == (b"it /b", "application/x-msgpack")
     for path in ("/c", "/c", "/d"):
         assert server.client.read_provider(names["Raw"], {"path": path}).content == f"it {path}".encode()
-    assert [read["path"] for read in worker.events("read")] == ["/a ä", "/b", "/c", "/d"]
-    uploads = [line for line in worker.events(f"POST {V1}/providers/{shown.id}/results")]
+    assert [read["path"] for read in worker.wait_for("read", 4)] == ["/a ä", "/b", "/c", "/d"]
+    uploads = worker.wait_for(f"POST {V1}/providers/{shown.id}/results", 3)
     assert {line["status"] for line in uploads} == {204}
 
 

@@ -173,27 +173,15 @@ def check_failures(queue: Queue) -> None:
     assert "Caused by: RangeError: the reason" in last.full_traceback
 
 
-SOME = {"claim", "fence"}
-
-
-@pytest.mark.parametrize(
-    ("kind", "names"),
-    [
-        ("postgresql", SOME),
-        *(pytest.param(kind, None, marks=pytest.mark.slow) for kind in ("sqlite", "postgresql")),
-    ],
-)
+@pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_conformance_kit_passes_the_worker(
-    programs: Path, tmp_path: Path, database_url: str, names: set[str] | None
-) -> None:
-    """Claims and fences; and each scenario: lost answers, verdicts, restarts, drains, uploads, logs."""
+def test_the_conformance_kit_passes_the_worker(programs: Path, tmp_path: Path, database_url: str) -> None:
+    """Each scenario: claims, fences, lost answers, verdicts, restarts, drains, uploads, logs."""
     command = [str(types.NODE), str(programs / "conformance.mjs")]
     with Run(tmp_path, patience=4, database_url=database_url) as run:
-        scenarios = [one for one in SCENARIOS if names is None or one.name in names]
-        results = [run.play(scenario, command) for scenario in scenarios]
+        results = [run.play(scenario, command) for scenario in SCENARIOS]
     assert [result for result in results if not result.passed] == []
-    assert len(results) == len(names or SCENARIOS)
+    assert len(results) == len(SCENARIOS)
 
 
 SETTINGS = {"worker_timeout_seconds": 4, "sweeper_interval_seconds": 0.5, "startup_grace_seconds": 2}
