@@ -67,7 +67,7 @@ worker.job("wait", async ({ seconds }, task) => {
   return task.attempt;
 }, { max_attempts: 3, retry_on: ["worker_lost"] });
 worker.job("parent", async (_payload, task) => {
-  const child = await task.submit("echo", { value: 2n ** 60n });
+  const child = await task.submit("@global:jobs:echo", { value: 2n ** 60n });
   return child.result();
 });
 
