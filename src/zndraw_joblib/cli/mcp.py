@@ -302,10 +302,10 @@ _ACTIONS = ("cancel", "retry", "release")
 def _change(preview: BulkPreview, filters: TaskFilter) -> str:
     """Describe a change of several tasks: what happens, to how many, and how they are found."""
     fields = filters.model_dump(mode="json", exclude_defaults=True)
-    found = " ".join(
+    conditions = " ".join(
         f"{name}={_json(value[0] if isinstance(value, list) else value)}" for name, value in fields.items()
     )
-    return f"{preview.action.value} {preview.count} tasks with {found}"
+    return f"{preview.action.value} {preview.count} tasks with {conditions}"
 
 
 def room_id(room: str) -> str:

@@ -112,9 +112,9 @@ def _exported(client: AdminClient, filters: dict[str, Any], limit: int | None) -
     No list of tasks has all that a line keeps, so each is read, several at a time.
     """
 
-    def read(found: FoundTask) -> TaskResponse | None:
+    def read(listed: FoundTask) -> TaskResponse | None:
         try:
-            return client.get_task(found.id)
+            return client.get_task(listed.id)
         except TaskNotFound:
             return None
 
