@@ -2,6 +2,8 @@
 
 import asyncio
 import inspect
+import os
+import signal
 import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar, overload
@@ -42,6 +44,15 @@ def wait_until(condition: Callable[[], T], timeout: float = TIMEOUT_SECONDS, *, 
         assert time.monotonic() < deadline, _describe(condition, timeout)
         time.sleep(interval)
     return found
+
+
+def suspend(pid: int) -> None:
+    """Stop a child process, and return when all its threads have stopped.
+
+    The signal alone stops nothing until one thread is scheduled and handles it; others go on until then.
+    """
+    os.kill(pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, pid, os.WSTOPPED)
 
 
 def _describe(condition: Callable[[], object], timeout: float) -> str:

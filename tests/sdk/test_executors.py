@@ -12,7 +12,7 @@ from pathlib import Path
 import forking
 import pytest
 from endings import ENDINGS
-from waiting import wait_until
+from waiting import suspend, wait_until
 
 from sdk.executors import EndInSubtask, EndLater, Meet, Process, ProcessLater
 from sdk.jobs import Add
@@ -158,7 +158,7 @@ def test_a_process_that_dies_while_it_receives_a_task_fails_none(worker: Make, r
     manager = worker(Runner(), executor="process")
     manager.register(Process, room=room)
     first = manager.wait_for(manager.submit(Process(leaves_helper=True), room=room), 60).result
-    os.kill(first, signal.SIGSTOP)
+    suspend(first)
     large = manager.submit(Process(padding=900_000 * "."), room=room)
     wait_until(lambda: manager.get_task(large).status == TaskStatus.RUNNING)
     os.kill(first, signal.SIGKILL)
@@ -266,7 +266,7 @@ def test_a_process_that_dies_while_it_sends_a_result_fails_its_task(
     child = int(
         wait_until(lambda: (tmp_path / "running").exists() and (tmp_path / "running").read_text(), 60)
     )
-    process.send_signal(signal.SIGSTOP)
+    suspend(process.pid)
     (tmp_path / "go").touch()
     # The kernel function in which it waits until the worker receives.
     wait_until(lambda: "sock" in Path(f"/proc/{child}/wchan").read_text())

@@ -18,7 +18,7 @@ from rest import V1, report
 from servers import ServerProcess, free_port
 from sqlalchemy import update
 from sqlalchemy.ext.asyncio import AsyncEngine
-from waiting import until, wait_until
+from waiting import suspend, until, wait_until
 
 from task_results.test_killed import expire_uploads, half_upload, held_task, total
 from task_results.test_uploads import MIB, Trickle
@@ -142,7 +142,7 @@ async def test_servers_share_a_bucket_that_does_not_respond_for_a_while(
     with ServerProcess(**server_settings) as one, ServerProcess(**server_settings) as two:
         async with one.client() as first, two.client() as second:
             task = await held_task(first)
-            bucket.process.send_signal(signal.SIGSTOP)
+            suspend(bucket.process.pid)
             away = await upload(first, task, _CONTENT)
             assert (away.status_code, "bucket" in away.json()["detail"]) == (503, True)
             bucket.process.send_signal(signal.SIGCONT)
