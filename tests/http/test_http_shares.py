@@ -96,8 +96,6 @@ async def test_one_user_leaves_pending_tasks_to_others(
     for atomic in (True, False):
         batch = {"tasks": [item] * 3, "atomic": atomic}
         expect_share(await ada.post(f"{V1}/tasks/submit", json=batch), "3 more do not fit; retry when")
-    batch = {"tasks": [item] * 5}
-    expect_share(await ada.post(f"{V1}/tasks/submit", json=batch), "these 5 never fit at once: send fewer")
     assert (await ada.post(f"{V1}/tasks/submit", json={"tasks": [item] * 2})).status_code < 300
     expect_share(await ada.post(url, json={"payload": {}}), "max_pending_tasks")
     await submit(bob, job)
@@ -109,6 +107,25 @@ async def test_one_user_leaves_pending_tasks_to_others(
     repeated = await ada.post(url, json={"payload": {}}, headers={"Idempotency-Key": "last"})
     assert (repeated.status_code, repeated.json()["id"]) == (202, last.json()["id"])
     expect_share(await ada.post(url, json={"payload": {}}, headers={"Idempotency-Key": "next"}), "max_pend")
+
+
+async def test_a_batch_that_never_fits_is_not_to_be_repeated(
+    as_user: AsUser, settings: ServerSettings
+) -> None:
+    """413, which no client repeats, names the limit, also of one transaction and of a group."""
+    settings.max_pending_tasks = 8
+    ada = await as_user("ada")
+    item = {"room_id": "lab", "job_name": (await register(ada, room="lab"))["full_name"], "payload": {}}
+    for count, share, name in (
+        (5, 0.5, "max_share_per_user of max_pending_tasks"),
+        (9, 1, "max_pending_tasks"),
+    ):
+        settings.max_share_per_user = share
+        for options in ({}, {"atomic": True}, {"atomic": True, "group": {"room": "lab"}}):
+            refused = await ada.post(f"{V1}/tasks/submit", json={"tasks": [item] * count, **options})
+            detail = expect_problem(refused, 413, "content-too-large")["detail"]
+            assert f"which is {count - 1} ({name}): send at most {count - 1} in one request" in detail
+            assert "Retry-After" not in refused.headers
 
 
 async def test_jobs_without_workers_count_for_who_keeps_them(

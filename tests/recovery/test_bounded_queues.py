@@ -14,7 +14,7 @@ from zndraw_joblib.server.db.tables import Task
 from zndraw_joblib.server.queue import rules_sweep
 from zndraw_joblib.wire.messages import JobResponse, TaskResponse, TaskSubmitRequest
 from zndraw_joblib.wire.names import parse_job_name
-from zndraw_joblib.wire.problems import TooManyRequests
+from zndraw_joblib.wire.problems import ContentTooLarge, TooManyRequests
 from zndraw_joblib.wire.statuses import TaskStatus
 
 
@@ -53,8 +53,14 @@ async def test_a_full_job_takes_no_task(replica: Replica) -> None:
     with pytest.raises(TooManyRequests, match="from room 'a' are pending, and max_pending_per_room of"):
         await replica.submit(job, room="a")
     assert len(await submit_all(replica, job, "d", "d")) == 2
-    with pytest.raises(TooManyRequests, match=r"tasks\.2"):
+    with pytest.raises(
+        ContentTooLarge, match=r"3 tasks of .* from room 'e' .* max_pending_per_room of .* is 2"
+    ):
         await submit_all(replica, job, "e", "e", "e")
+    await replica.register(max_pending=3)
+    with pytest.raises(ContentTooLarge, match="max_pending of its policy is 3: submit at most 3"):
+        await submit_all(replica, job, "e", "f", "g", "h")
+    assert await submitted(replica, job, "e", "f", "g", "h") == [False] * 4
     assert len(await replica.rows(Task.__table__)) == 6
 
 

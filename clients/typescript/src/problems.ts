@@ -203,7 +203,7 @@ export class ResultExpired extends ProblemError {
     override readonly name: string = "ResultExpired";
 }
 
-/** 413: The body, or a part of it, is larger than the server accepts. */
+/** 413: The body, or a part of it, is larger than the server accepts, or has more tasks than ever fit. */
 export class ContentTooLarge extends ProblemError {
     override readonly name: string = "ContentTooLarge";
 }

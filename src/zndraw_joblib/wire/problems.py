@@ -303,7 +303,7 @@ class ResultExpired(ProblemException, KeyError):
 
 
 class ContentTooLarge(ProblemException, ValueError):
-    """The body, or a part of it, is larger than the server accepts."""
+    """The body, or a part of it, is larger than the server accepts, or has more tasks than ever fit."""
 
     title, status = "Content Too Large", 413
 
@@ -497,7 +497,8 @@ REMEDIES: dict[type[ProblemException], str] = {
     NoWorkersAvailable: "Start a worker of the job, or submit the task later.",
     StaleResult: "Drop the result: no client waits for it.",
     ResultExpired: "Submit the task again, or raise the setting.",
-    ContentTooLarge: "Send less in one request: upload large results with `PUT /tasks/{task_id}/result`.",
+    ContentTooLarge: "Send less in one request: fewer tasks, if `detail` names a limit of them, which the "
+    "operator or the policy of the job may raise. Upload large results with `PUT /tasks/{task_id}/result`.",
     RangeNotSatisfiable: "Request a range inside the size that `Content-Range` has.",
     InvalidRequest: "Correct the fields that `errors` names.",
     InvalidPayload: "Correct the payload at the pointers that `errors` names.",

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from zndraw_joblib.wire.problems import ServiceUnavailable, TooManyRequests
+from zndraw_joblib.wire.problems import ContentTooLarge, ServiceUnavailable, TooManyRequests
 
 # Of more users, the times of those that do not wait are forgotten.
 _MAX_USERS = 10_000
@@ -229,8 +229,10 @@ class StoredLimit:
     async def take(self, user: str, amount: int = 1) -> None:
         """Let a user add so much; count again before a refusal.
 
-        Raises `ServiceUnavailable` beyond the limit, and `TooManyRequests` beyond the share.
+        Raises `ContentTooLarge` for more than a user may ever have, `ServiceUnavailable` beyond the limit,
+        and `TooManyRequests` beyond the share.
         """
+        self._check_possible(amount)
         await self.prepare(user, amount)
         self.check(user, amount)
 
@@ -256,24 +258,34 @@ class StoredLimit:
         """Let a user add so much by the last counts, also in another thread. Raises as `take` does."""
         if self._add(user, amount, self.share()):
             return
+        self._check_possible(amount)
         wait = self._counted_at + self._pause - time.monotonic()
         headers = {"Retry-After": str(math.ceil(max(self.retry_seconds, wait)))}
         if self._total + amount > self.limit():
             raise ServiceUnavailable(
                 f"there are {self._total} {self.what}, and at most {self.limit()} ({self.setting})"
-                f"{self._remedy(amount, self.limit())}",
+                f"{self._remedy(amount)}",
                 headers=headers,
             )
         raise TooManyRequests(
             f"{self._by_user[user]} {self.what} are of this caller, and its share is {self.share()} "
-            f"(max_share_per_user of {self.setting}){self._remedy(amount, self.share())}",
+            f"(max_share_per_user of {self.setting}){self._remedy(amount)}",
             headers=headers,
         )
 
-    @staticmethod
-    def _remedy(amount: int, most: int) -> str:
+    def _check_possible(self, amount: int) -> None:
+        """Raise `ContentTooLarge` for more than a user may ever have: a repeat is refused too."""
+        most, name = self.limit(), self.setting
+        if self.share() < most:
+            most, name = self.share(), f"max_share_per_user of {self.setting}"
         if amount > max(1, most):
-            return f"; these {amount} never fit at once: send fewer in one request"
+            raise ContentTooLarge(
+                f"{amount} {self.what} are more than one caller may have, which is {most} ({name}): send at "
+                f"most {most} in one request, or ask the operator to raise {self.setting}"
+            )
+
+    @staticmethod
+    def _remedy(amount: int) -> str:
         return (f"; {amount} more do not fit" if amount > 1 else "") + "; retry when there are fewer"
 
     def _has_room(self, user: str, amount: int) -> bool:

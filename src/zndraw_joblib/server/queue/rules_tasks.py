@@ -66,6 +66,7 @@ from zndraw_joblib.wire.names import INTERNAL, RESERVED, JobName
 from zndraw_joblib.wire.policy import WithoutWorkers
 from zndraw_joblib.wire.problems import (
     Conflict,
+    ContentTooLarge,
     Forbidden,
     GroupNotFound,
     GroupSealed,
@@ -213,12 +214,17 @@ _Outcome = TaskRecord | Duplicate | Exception
 
 
 async def submit(
-    tx: Transaction, items: Sequence[Submission], learn: Callable[[Iterable[JobRecord]], None] | None = None
+    tx: Transaction,
+    items: Sequence[Submission],
+    learn: Callable[[Iterable[JobRecord]], None] | None = None,
+    *,
+    is_atomic: bool = False,
 ) -> list[TaskResponse | Exception]:
     """Insert tasks: pending, or claimed if the job is internal and the server dispatches it at once.
 
     No payload is validated here. The result for one that was not validated against the job's current schema
-    is `UnvalidatedPayload`. `learn` gets the jobs.
+    is `UnvalidatedPayload`. `learn` gets the jobs. Raises `ContentTooLarge` for tasks of which, `is_atomic`,
+    all or none are inserted, if a job may never have as many pending.
     """
     related = await _lock_related(tx, items)
     jobs, related = await _lock_jobs(tx, items, related)
@@ -231,10 +237,8 @@ async def submit(
     faults = await _faults(tx, items, jobs, related)
     rows = await _open_queues(tx, items, faults, jobs, related.queues)
     holders = await _key_holders(tx, items, faults, {row.id for row in rows}, now)
-    limits = await _PendingLimits.of(tx, items, jobs)
-    outcomes = related.outcomes
-    for item, fault in zip(items, faults, strict=True):
-        outcomes.append(fault or _task_or_duplicate(item, jobs[item.job], now, holders, limits, related))
+    limits = await _PendingLimits.of(tx, items, jobs, is_atomic=is_atomic)
+    outcomes = _decide(items, faults, jobs, now, holders, limits=limits, related=related)
     tasks, replaced = await _write_submits(tx, outcomes, holders)
     await _keep_masks(tx, items, rows, [*tasks, *replaced])
     if related.predecessors is not None:
@@ -395,15 +399,32 @@ def _unique_submit(item: Submission, rule: Unique) -> rules_unique.Submit:
     )
 
 
+class _PendingLimit(NamedTuple):
+    """A limit of pending tasks: a `setting` of a policy, for a `place`, a job or its tasks of a room."""
+
+    setting: str
+    most: int
+    place: str
+
+
 class _PendingLimits:
     """How many tasks of the jobs of a batch are pending, in all and from a room, where that is limited."""
 
-    def __init__(self, pending: dict[UUID, int], in_rooms: dict[tuple[UUID, str], int]) -> None:
-        self._pending, self._in_rooms = pending, in_rooms
+    def __init__(
+        self, pending: dict[UUID, int], in_rooms: dict[tuple[UUID, str], int], *, is_atomic: bool
+    ) -> None:
+        self._pending, self._in_rooms, self._is_atomic = pending, in_rooms, is_atomic
+        # How many tasks of the batch count for each limit, also those that are refused.
+        self._batch = Counter[_PendingLimit]()
 
     @classmethod
     async def of(
-        cls, tx: Transaction, items: Sequence[Submission], jobs: Mapping[JobName, JobRecord]
+        cls,
+        tx: Transaction,
+        items: Sequence[Submission],
+        jobs: Mapping[JobName, JobRecord],
+        *,
+        is_atomic: bool,
     ) -> "_PendingLimits | None":
         """Count the pending tasks of locked jobs that have a limit; return None without such jobs."""
         limited = {
@@ -422,26 +443,63 @@ class _PendingLimits:
             pending[job_id] = sum(pending.get(version, 0) for version in of_job)
             for room in rooms:
                 in_rooms[job_id, room] = sum(in_rooms.get((version, room), 0) for version in of_job)
-        return cls({job_id: pending[job_id] for job_id in versions}, in_rooms)
+        return cls({job_id: pending[job_id] for job_id in versions}, in_rooms, is_atomic=is_atomic)
 
     def add(self, item: Submission, job: JobRecord) -> None:
         """Count a task. Raises `TooManyRequests` if its job, or its room, has as many as it may."""
         if job.id not in self._pending:
             return
         room, policy = (job.id, item.room_id), job.policy
-        for what, limit, number in (
+        where = f"job {str(item.job)!r}"
+        exceeded: _PendingLimit | None = None
+        count = 0
+        for setting, most, number in (
             ("max_pending", policy.max_pending, self._pending[job.id]),
             ("max_pending_per_room", policy.max_pending_per_room, self._in_rooms.get(room, 0)),
         ):
-            if limit is not None and number >= limit:
-                where = "" if what == "max_pending" else f" from room {item.room_id!r}"
-                raise TooManyRequests(
-                    f"{number} tasks of job {str(item.job)!r}{where} are pending, and {what} of its policy "
-                    f"is {limit}; retry when there are fewer",
-                    headers={"Retry-After": _RETRY_SECONDS},
-                )
+            if most is None:
+                continue
+            place = where if setting == "max_pending" else f"{where} from room {item.room_id!r}"
+            limit = _PendingLimit(setting, most, place)
+            self._batch[limit] += 1
+            if number >= most and exceeded is None:
+                exceeded, count = limit, number
+        if exceeded is not None:
+            raise TooManyRequests(
+                f"{count} tasks of {exceeded.place} are pending, and {exceeded.setting} of its policy "
+                f"is {exceeded.most}; retry when there are fewer",
+                headers={"Retry-After": _RETRY_SECONDS},
+            )
         self._pending[job.id] += 1
         self._in_rooms[room] = self._in_rooms.get(room, 0) + 1
+
+    def check_possible(self) -> None:
+        """Raise `ContentTooLarge` if a batch exceeds a limit by itself, and must be submitted as a whole."""
+        for limit, count in self._batch.items():
+            if self._is_atomic and count > limit.most:
+                raise ContentTooLarge(
+                    f"tasks: {count} tasks of {limit.place} in one transaction, and {limit.setting} of its "
+                    f"policy is {limit.most}: submit at most {limit.most} together, or raise {limit.setting}"
+                )
+
+
+def _decide(  # noqa: PLR0913 - what was read for the decisions
+    items: Sequence[Submission],
+    faults: Sequence[Exception | None],
+    jobs: Mapping[JobName, JobRecord],
+    now: datetime,
+    holders: rules_unique.KeyHolders | None,
+    *,
+    limits: _PendingLimits | None,
+    related: _Related,
+) -> list[_Outcome]:
+    """Return the outcome of each item, in order; an item may wait for earlier ones."""
+    outcomes = related.outcomes
+    for item, fault in zip(items, faults, strict=True):
+        outcomes.append(fault or _task_or_duplicate(item, jobs[item.job], now, holders, limits, related))
+    if limits is not None:
+        limits.check_possible()
+    return outcomes
 
 
 def _task_or_duplicate(
@@ -504,7 +562,7 @@ async def _attach_hooks(
 
 async def submit_all(tx: Transaction, items: Sequence[Submission]) -> list[TaskResponse]:
     """Insert tasks as `submit` does. Raises `NoneSubmitted` unless all can be inserted."""
-    results = await submit(tx, items)
+    results = await submit(tx, items, is_atomic=True)
     tasks = [result for result in results if not isinstance(result, Exception)]
     if len(tasks) < len(results):
         raise NoneSubmitted(results)
