@@ -73,7 +73,6 @@ PROGRAMS = {
     ),
     *("systemctl", "useradd", "uv", "uvicorn", "valkey-server", ".", "pytest", "git"),
 }
-OTHER_PREFIXES = ("OTEL_", "FASTAPI_OTEL_", "CUDA_")
 
 
 @cache

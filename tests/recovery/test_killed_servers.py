@@ -45,8 +45,8 @@ Database.on_statement = staticmethod(count)
 class Killed:
     """Sends a request to servers that are killed after its first write, its second one, and so on."""
 
-    def __init__(self, database_url: str, stays: httpx.AsyncClient, counter: Path) -> None:
-        self._database_url, self._stays, self._counter = database_url, stays, counter
+    def __init__(self, database_url: str, counter: Path) -> None:
+        self._database_url, self._counter = database_url, counter
 
     async def attempts(self, request: Request) -> AsyncIterator[int]:
         """Yield the number of each attempt after its kill; the last one gets its response."""
@@ -84,10 +84,10 @@ async def stays(database_url: str) -> AsyncIterator[httpx.AsyncClient]:
 def killed(
     database_url: str, stays: httpx.AsyncClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Killed:
-    """Return what kills servers on the same database."""
+    """Return what kills servers on the same database. The server that `stays` has started before."""
     counter = tmp_path / "counter"
     monkeypatch.setitem(os.environ, "COUNTER_OF_STATEMENTS", str(counter))
-    return Killed(database_url, stays, counter)
+    return Killed(database_url, counter)
 
 
 async def tasks(client: httpx.AsyncClient, **query: Any) -> list[dict[str, Any]]:

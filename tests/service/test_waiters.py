@@ -292,7 +292,7 @@ async def test_a_wake_up_from_another_thread_arrives(waiters: Waiters, enter: En
     waker.join()
 
 
-async def testwaiters_of_sets_and_of_single_keys_are_woken_in_order(waiters: Waiters) -> None:
+async def test_waiters_of_sets_and_of_single_keys_are_woken_in_order(waiters: Waiters) -> None:
     """A key of several sets, and a waiter's own key, have one queue: the first to come is the first woken."""
     one, two = KeySet(["a", "b"]), KeySet(["b", "c"])
     with ExitStack() as stack:

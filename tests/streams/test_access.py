@@ -26,7 +26,6 @@ from zndraw_joblib.server.queue import rules_tokens
 from zndraw_joblib.wire.problems import Unauthorized
 
 Local = tuple[FastAPI, httpx.AsyncClient]
-ANONYMOUS = {"Authorization": ""}
 
 
 async def token_of(client: httpx.AsyncClient, path: str) -> str:

@@ -34,7 +34,6 @@ _MAX_PER_TURN = 1000
 _MAX_CANDIDATES = 200
 _EVER = datetime(9999, 1, 1, tzinfo=UTC)
 # A target of tasks is kept for a day after its last use, and written at most each hour.
-TARGET_DAYS = 1
 _USED_AGAIN = timedelta(hours=1)
 GONE = 410
 # Who disables a webhook in the audit trail.

@@ -134,7 +134,6 @@ class ShownEdge(NamedTuple):
     status: str | None
     is_open: bool
     on_failure: str
-    is_released: bool
 
 
 class SourceResult(NamedTuple):
@@ -458,12 +457,11 @@ _SCHEMAS = statement(
 _WRITE_PAYLOAD = statement("UPDATE joblib_task SET payload = :payload WHERE seq = :seq", payload=TEXT)
 _EDGES = statement(
     """
-SELECT source, predecessor, status, is_open, on_failure, released_at IS NOT NULL AS is_released
+SELECT source, predecessor, status, is_open, on_failure
 FROM joblib_edge JOIN joblib_successor ON joblib_successor.task_seq = joblib_edge.task_seq
 WHERE joblib_edge.task_seq = :task_seq ORDER BY position
 """,
     *ShownEdge._fields,
-    is_released=BOOLEAN,
     on_failure=TEXT,
     **_TYPES,
 )

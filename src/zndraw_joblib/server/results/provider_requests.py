@@ -524,10 +524,6 @@ class ProviderRequests:
         )
 
 
-def _recheck_backoff() -> ExponentialBackoff:
-    return ExponentialBackoff(1.0, 5.0, jitter=0, growth=1.5)
-
-
 @dataclass(slots=True)
 class _WaitingRequest:
     """One caller's wait for the result of a request."""

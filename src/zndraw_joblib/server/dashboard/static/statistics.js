@@ -1,7 +1,7 @@
 // Series of the intervals that the API returns: rates, and quantiles of durations from their histograms.
 
 // Upper bounds of the buckets in seconds, as in wire/operators.py; the last bucket has none.
-export const BOUNDS = [0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 600, 1800, 3600, 21600, 86400];
+const BOUNDS = [0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 600, 1800, 3600, 21600, 86400];
 
 // A quantile of a histogram, by linear interpolation in its bucket; null without durations.
 export function quantile({ buckets }, q) {

@@ -57,7 +57,7 @@ export const Name = ({ text }) => text.split(/(?<=[:_./-])/).map((part, index) =
 export const Tags = ({ tags }) => tags?.length > 0 && html`<span class="tags">${tags.map((tag) => html`<a key=${tag} class="tag" href=${href("tasks", { tag })} title=${`Tasks with the tag ${tag}`}>${tag}</a>`)}</span>`;
 export const TaskLink = ({ id }) => html`<a class="id" href=${href(["tasks", id])} title=${id}>${shortId(id)}</a>`;
 // A job by its own name; the room, unless it is that of all jobs, and the category come before it, dimmed.
-export function JobName({ name }) {
+function JobName({ name }) {
   const { room, category, name: own } = partsOf(name);
   const before = [room === "@global" ? "" : room, category].filter(Boolean);
   return html`${before.length > 0 && html`<span class="before"><${Name} text=${`${before.join(":")}:`} /></span><wbr />`}<${Name} text=${own} />`;

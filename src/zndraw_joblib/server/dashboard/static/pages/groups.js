@@ -5,7 +5,7 @@ import { compact, count, plural, shortId } from "../format.js";
 import { html, useRef, useSignal } from "../lib.js";
 import { usePoll, useStream } from "../live.js";
 import { href } from "../router.js";
-import { Ago, Badge, Button, Clip, Copy, Empty, Facts, Figure, Filters, JobLink, Json, ListPage, Loaded, Page, Parts, RoomLink, runningLabel, Section, STATUSES, Table, TaskLink, TextFilter } from "../ui.js";
+import { Ago, Badge, Button, Clip, Copy, Facts, Figure, Filters, JobLink, Json, ListPage, Loaded, Page, Parts, RoomLink, runningLabel, Section, STATUSES, Table, TaskLink, TextFilter } from "../ui.js";
 import { Bulk, COLUMNS } from "./tasks.js";
 
 const LIMIT = 50;

@@ -103,7 +103,7 @@ export function filterWords(filter) {
 }
 
 export const isFiltered = (query, names = NAMES) => names.some((name) => query.getAll(name).some(Boolean));
-export const clear = () => setQuery({ ...Object.fromEntries(NAMES.map((name) => [name, null])), cursor: null, from: null });
+const clear = () => setQuery({ ...Object.fromEntries(NAMES.map((name) => [name, null])), cursor: null, from: null });
 
 function Until() {
   const id = useId();

@@ -13,7 +13,7 @@ const MAX_SHOWN = 200;
 const TONES = { active: "good", silent: "bad", draining: "warn" };
 const TITLES = { active: "It sends heartbeats", silent: "It has sent no heartbeat for two intervals", draining: "It finishes its tasks and leaves" };
 
-export const WorkerState = ({ worker }) => html`<${Badge} tone=${TONES[worker.state]} title=${TITLES[worker.state]}>${worker.state ?? "unknown"}<//>`;
+const WorkerState = ({ worker }) => html`<${Badge} tone=${TONES[worker.state]} title=${TITLES[worker.state]}>${worker.state ?? "unknown"}<//>`;
 
 // Return all workers that the caller may see, at most `MAX_WORKERS`, and how many there are.
 export async function readWorkers(signal) {
@@ -50,7 +50,7 @@ export function Workers() {
 
 const isOwn = (worker) => !config.value.read_only && (canOperate.value || (worker.owner_id && worker.owner_id === me.value?.id));
 
-export function DrainButton({ worker, reload, small = true }) {
+function DrainButton({ worker, reload, small = true }) {
   if (!isOwn(worker) || worker.state === "draining") return null;
   const name = worker.name ?? worker.id.slice(0, 8);
   return html`<${Button} class=${small ? "small" : ""} aria-label=${`Drain ${name}`} success="The worker finishes its tasks and leaves."
@@ -58,7 +58,7 @@ export function DrainButton({ worker, reload, small = true }) {
     confirm=${{ title: `Drain ${name}?`, body: `It claims no more tasks, finishes ${worker.held ? plural(worker.held, "task") : "what it holds"}, and leaves. It does not come back by itself.`, action: "Drain the worker" }}>Drain<//>`;
 }
 
-export function Held({ worker }) {
+function Held({ worker }) {
   if (worker.held === null || worker.held === undefined) return html`<span class="none">–</span>`;
   const slots = worker.slots ?? worker.max_tasks;
   const claimed = worker.held - worker.running;
