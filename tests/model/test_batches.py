@@ -1,19 +1,16 @@
 """A state machine: batches that claims get on two servers, with waits, beside limits, releases and deaths."""
 
 import asyncio
-import shutil
 from collections import Counter
-from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from databases import empty
 from hypothesis import strategies as st
-from hypothesis.stateful import rule, run_state_machine_as_test
+from hypothesis.stateful import rule
 from replica import OWNER, SUBMITTER
 
-from model.test_limits import SERVERS, LimitedTasks
-from model.test_queue import profile, runs
+from model.machines import SERVERS, RunMachine, runs
+from model.test_limits import LimitedTasks
 from zndraw_joblib import Batch
 from zndraw_joblib.wire.messages import ClaimBatch, TaskClaimRequest, TaskResponse, TaskSubmitRequest
 from zndraw_joblib.wire.names import GLOBAL, JobName
@@ -110,22 +107,7 @@ class BatchClaims(LimitedTasks):
             return [(await claim).tasks for claim in claims]
 
 
-@runs((5, 20), (60, 40))
-def test_batches_hold_on_sqlite(sqlite_template: Path, tmp_path: Path, examples: int, steps: int) -> None:
-    """On two servers with one file."""
-
-    def fresh() -> BatchClaims:
-        return BatchClaims(f"sqlite:///{shutil.copy(sqlite_template, tmp_path / 'model.db')}")
-
-    run_state_machine_as_test(fresh, settings=profile(examples, steps))
-
-
-@runs((5, 20), (60, 40))
-def test_batches_hold_on_postgresql(postgres_url: str, examples: int, steps: int) -> None:
-    """On two servers with one database."""
-
-    def fresh() -> BatchClaims:
-        empty(postgres_url)
-        return BatchClaims(postgres_url)
-
-    run_state_machine_as_test(fresh, settings=profile(examples, steps))
+@runs(sqlite=[(5, 20), (60, 40)], postgresql=[(5, 20), (60, 40)])
+def test_batches_hold(run_machine: RunMachine) -> None:
+    """Each batch is within all limits, and full unless nothing is left."""
+    run_machine(BatchClaims)

@@ -3,60 +3,35 @@
 And retention deletes nothing that a group needs.
 """
 
-import asyncio
-import shutil
-from contextlib import suppress
 from datetime import timedelta
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from uuid import UUID
 
-from databases import empty
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
-from invariants import broken_invariants
-from replica import ADMIN, OWNER, SUBMITTER, ManualClock
+from hypothesis.stateful import initialize, invariant, rule
+from replica import SUBMITTER
 
-from model.test_queue import profile
+from model.machines import ENDS, JOB, KILLS, SERVERS, OneWorker, RunMachine, runs
 from zndraw_joblib.server.admin import rules_searches
 from zndraw_joblib.server.db.database import Transaction
-from zndraw_joblib.server.db.engine import open_database
 from zndraw_joblib.server.process.settings import JobLibSettings
-from zndraw_joblib.server.queue import (
-    rules_groups,
-    rules_jobs,
-    rules_sweep,
-    rules_task_actions,
-    rules_task_retention,
-    rules_tasks,
-    rules_workers,
-)
+from zndraw_joblib.server.queue import rules_groups, rules_task_retention, rules_tasks
 from zndraw_joblib.server.queue.rules_groups import GroupToMake
 from zndraw_joblib.server.queue.rules_task_retention import TaskPruning
-from zndraw_joblib.server.runtime.runtime import Runtime
 from zndraw_joblib.wire.groups import GroupResponse, NewGroup, OnEndState
-from zndraw_joblib.wire.messages import (
-    JobRegisterRequest,
-    TaskActionRequest,
-    TaskClaimRequest,
-    TaskResponse,
-    TaskSubmitRequest,
-    TaskUpdateRequest,
-)
+from zndraw_joblib.wire.messages import TaskResponse, TaskSubmitRequest
 from zndraw_joblib.wire.names import GLOBAL, JobName
 from zndraw_joblib.wire.operators import BulkAction, TaskFilter
-from zndraw_joblib.wire.policy import Backoff, Keep, WithoutWorkers
-from zndraw_joblib.wire.problems import GroupSealed, ProblemException
+from zndraw_joblib.wire.policy import Keep
+from zndraw_joblib.wire.problems import GroupSealed
 from zndraw_joblib.wire.statuses import TERMINAL, TaskStatus
 
-JOB, AFTER = JobName(GLOBAL, "modifiers", "Rotate"), JobName(GLOBAL, "modifiers", "Report")
-SERVERS, GROUPS = st.sampled_from([0, 1]), st.integers(0, 3)
+AFTER, GROUPS = JobName(GLOBAL, "modifiers", "Report"), st.integers(0, 3)
 # For how many seconds ended tasks are kept, by their status; None for ever, or of a job as in the settings.
 Kept = dict[str, float | None]
 KEEPS: st.SearchStrategy[Kept] = st.fixed_dictionaries(
     {status: st.sampled_from([None, 1, 30, 200]) for status in ("completed", "failed", "cancelled")}
 )
-ENDS = st.sampled_from([TaskStatus.COMPLETED, TaskStatus.COMPLETED, TaskStatus.FAILED, TaskStatus.CANCELLED])
 
 
 async def seal_due(tx: Transaction) -> None:
@@ -65,79 +40,29 @@ async def seal_due(tx: Transaction) -> None:
         await rules_groups.seal_due(tx, group.id)
 
 
-class Killed(Exception):
-    """The process is gone."""
-
-
-class Groups(RuleBasedStateMachine):
+class Groups(OneWorker):
     """Compares groups with what the statuses of their tasks imply."""
 
+    policy: ClassVar[dict[str, Any]] = {**OneWorker.policy, "retry_on": ("worker_lost",)}
+
     def __init__(self, url: str) -> None:
-        super().__init__()
-        self.url, self.clock, self.runner = url, ManualClock(), asyncio.Runner()
-        self.runtimes = [Runtime(open_database(url, self.clock), JobLibSettings()) for _ in range(2)]
+        super().__init__(url)
         self.groups: list[UUID] = []
         self.sealed: set[UUID] = set()
         # Each group that has ended: when, and what that submitted.
         self.ended: dict[UUID, tuple[Any, UUID | None, OnEndState | None]] = {}
         self.tasks: dict[UUID, UUID] = {}
-        self.kill_after: int | None = None
         self.pruning = [TaskPruning(), TaskPruning()]
-
-    def teardown(self) -> None:
-        """Close the databases and check their invariants from outside."""
-        for runtime in self.runtimes:
-            self.runner.run(runtime.database.close())
-        self.runner.close()
-        assert broken_invariants(self.url) == []
-
-    def run(self, work: Any) -> Any:
-        """Wait for the work of a server; return its result, or the problem."""
-        try:
-            return self.runner.run(work)
-        except (ProblemException, Killed) as problem:
-            return problem
-        finally:
-            self.kill_after = None
-
-    def write(self, server: int, work: Any, *args: Any, **options: Any) -> Any:
-        """Run a transaction on a server; return its result, or the problem."""
-        return self.run(self.runtimes[server].write(work, *args, **options))
 
     @initialize()
     def register(self) -> None:
-        """Register the jobs with a worker, and let a test kill a transaction after any statement."""
-        item = rules_jobs.JobToRegister(OWNER, GLOBAL, self.job_request())
-        job, _ = self.write(0, rules_jobs.register, item=item)
-        self.worker = job.worker_id
-        after = JobRegisterRequest(
-            category=AFTER.category, name=AFTER.name, without_workers=WithoutWorkers.QUEUE
-        )
-        self.write(0, rules_jobs.register, item=rules_jobs.JobToRegister(OWNER, GLOBAL, after))
-
-        async def kill(connection: Any, *_: Any) -> None:
-            # SQLite's transactions end with their process as a whole.
-            if self.kill_after is not None and hasattr(connection, "is_in_transaction"):
-                self.kill_after -= 1
-                if self.kill_after < 0:
-                    raise Killed
-
-        for runtime in self.runtimes:
-            runtime.database.on_statement = kill
-
-    def job_request(self, **more: Any) -> JobRegisterRequest:
-        """Return the registration of the job of the groups' tasks."""
-        fields: dict[str, Any] = {"max_attempts": 2, "retry_on": ("worker_lost",), "timeout_seconds": 60}
-        fields |= {"category": JOB.category, "name": JOB.name, "backoff": Backoff(base_seconds=5, factor=1)}
-        return JobRegisterRequest(**fields, **more)
+        """Register the job of the groups' tasks with a new worker, and that of their ends."""
+        super().register()
+        self.register_job(AFTER, without_workers="queue")
 
     def group(self, index: int) -> UUID | None:
         """Return one of the newest groups."""
         return self.groups[-1 - index % len(self.groups)] if self.groups else None
-
-    def task(self, index: int) -> UUID | None:
-        """Return one of the newest tasks."""
-        return list(self.tasks)[-1 - index % len(self.tasks)] if self.tasks else None
 
     def existing(self) -> dict[UUID, TaskResponse]:
         """Return the tasks of groups, and those that groups have submitted, that are not deleted."""
@@ -201,7 +126,7 @@ class Groups(RuleBasedStateMachine):
                 assert isinstance(result, TaskResponse), result
                 self.tasks[result.id] = group
 
-    @rule(server=SERVERS, index=GROUPS, kill_after=st.sampled_from([None, None, 0, 1, 2, 3, 4, 6, 8]))
+    @rule(server=SERVERS, index=GROUPS, kill_after=KILLS)
     def seal(self, server: int, index: int, kill_after: int | None) -> None:
         """Seal a group, perhaps with a kill of the server."""
         group = self.group(index)
@@ -210,36 +135,11 @@ class Groups(RuleBasedStateMachine):
             if isinstance(self.write(server, rules_groups.seal, group), GroupResponse):
                 self.sealed.add(group)
 
-    @rule(server=SERVERS, number=st.integers(1, 4), start=st.booleans())
-    def claim(self, server: int, number: int, *, start: bool) -> None:
-        """Claim tasks, perhaps with their start."""
-        request = TaskClaimRequest(worker_id=self.worker, start=start, max=number)
-        self.run(self.runtimes[server].claim(OWNER, request))
-
-    @rule(
-        server=SERVERS,
-        end=ENDS,
-        indexes=st.sets(st.integers(0, 9), min_size=1, max_size=4),
-        kill_after=st.sampled_from([None, None, None, 0, 1, 2, 3, 4, 5, 6, 8, 10]),
-    )
-    def report(self, server: int, end: TaskStatus, indexes: set[int], kill_after: int | None) -> None:
-        """Report starts and ends of tasks in one batch, perhaps with a kill of the server."""
-        ids = sorted({task for index in indexes if (task := self.task(index)) is not None})
-        reports = [
-            rules_tasks.Report(OWNER, task, TaskUpdateRequest(status=status))
-            for task in ids
-            for status in (TaskStatus.RUNNING, end)
-        ]
-        if reports:
-            self.kill_after = kill_after
-            self.run(self.runtimes[server].report_many(reports))
-
     @rule(server=SERVERS, index=st.integers(0, 9), what=st.sampled_from(["release", "retry", "fail"]))
     def act(self, server: int, index: int, what: str) -> None:
         """Release, retry or fail a task by hand."""
         if (task := self.task(index)) is not None:
-            work = getattr(rules_task_actions, what)
-            self.write(server, work, caller=ADMIN, task_id=task, action=TaskActionRequest())
+            self.act_on(server, what, task)
 
     @rule(
         server=SERVERS,
@@ -248,22 +148,14 @@ class Groups(RuleBasedStateMachine):
     )
     def bulk(self, server: int, action: BulkAction, index: int) -> None:
         """Change all tasks of a group."""
-        runtime = self.runtimes[server]
-        task_filter = TaskFilter(room=["lab"], group=self.group(index))
-        if task_filter.group is not None:
-            confirmed = rules_searches.Confirmed(ADMIN, action, task_filter, 2**60)
-            self.run(rules_searches.apply(runtime.database.read, runtime.write, confirmed, None))
+        if (group := self.group(index)) is not None:
+            self.change_all(server, action, TaskFilter(room=["lab"], group=group))
 
     @rule(server=SERVERS, seconds=st.sampled_from([1, 10, 40, 100]))
     def time_passes(self, server: int, seconds: int) -> None:
         """The sweeper retries, fails and queues what is due, and seals groups that have expired."""
-        self.clock.advance(seconds)
-        for work in (
-            *(rules_sweep.recover_overdue, rules_sweep.fail_expired, rules_sweep.enqueue_due),
-            seal_due,
-        ):
-            while self.write(server, work):
-                pass
+        super().time_passes(server, seconds)
+        self.sweep(server, seal_due)
         for group_id in self.groups:
             if self.run(self.runtimes[0].get_group(group_id)).sealed:
                 self.sealed.add(group_id)
@@ -273,20 +165,14 @@ class Groups(RuleBasedStateMachine):
         """Fail the task that a group has submitted: then nothing needs the results of the group."""
         _, last, _ = self.ended.get(self.group(index), (None, None, None))
         if last is not None:
-            self.write(
-                server, rules_task_actions.fail, caller=ADMIN, task_id=last, action=TaskActionRequest()
-            )
+            self.act_on(server, "fail", last)
 
     @rule(server=SERVERS, keep=KEEPS, of_job=KEEPS, is_new=st.booleans())
     def prune(self, server: int, keep: Kept, of_job: Kept, *, is_new: bool) -> None:
         """Retention deletes what its job or the settings do not keep, but nothing that a group needs."""
         own = Keep.model_validate(of_job)
         of_job = own.model_dump()
-        self.write(
-            0,
-            rules_jobs.register,
-            item=rules_jobs.JobToRegister(OWNER, GLOBAL, self.job_request(keep=own, worker_id=self.worker)),
-        )
+        self.register_job(JOB, keep=own, worker_id=self.worker, **self.policy)
         settings = JobLibSettings.model_validate(
             {f"keep_{status}_days": (seconds or 0) / 86_400 for status, seconds in keep.items()}
         )
@@ -317,7 +203,7 @@ class Groups(RuleBasedStateMachine):
         self.create(server, "ended", None)
         self.submit(server, [0, 0, 0])
         self.claim(server, 9, start=False)
-        self.report(server, end, indexes, None)
+        self.report(server, end, indexes, None, tree=False)
         if is_sealed:
             self.seal(server, 0, None)
         self.check()
@@ -342,30 +228,8 @@ class Groups(RuleBasedStateMachine):
         _, last, _ = self.ended.get(group, (None, None, None))
         return group not in self.ended or (last in tasks and tasks[last].status not in TERMINAL)
 
-    @rule(server=SERVERS, kill_after=st.sampled_from([None, 1, 3, 5, 7]))
-    def worker_leaves(self, server: int, kill_after: int | None) -> None:
-        """Its tasks are retried or fail; another worker comes."""
-        self.kill_after = kill_after
-        self.write(server, rules_workers.remove, caller=OWNER, worker_id=self.worker)
-        with suppress(ProblemException):
-            self.write(server, rules_workers.remove, caller=OWNER, worker_id=self.worker)
-        self.register()
 
-
-def test_groups_end_once_with_their_last_task_on_sqlite(sqlite_template: Path, tmp_path: Path) -> None:
-    """On two servers with one file."""
-
-    def fresh() -> Groups:
-        return Groups(f"sqlite:///{shutil.copy(sqlite_template, tmp_path / 'model.db')}")
-
-    run_state_machine_as_test(fresh, settings=profile(examples=15, steps=20))
-
-
-def test_groups_end_once_with_their_last_task_on_postgresql(postgres_url: str) -> None:
-    """On two servers with one database."""
-
-    def fresh() -> Groups:
-        empty(postgres_url)
-        return Groups(postgres_url)
-
-    run_state_machine_as_test(fresh, settings=profile(examples=6, steps=20))
+@runs(sqlite=[(15, 20)], postgresql=[(6, 20)])
+def test_groups_end_once_with_their_last_task(run_machine: RunMachine) -> None:
+    """Whatever happens to the tasks, and whatever retention deletes."""
+    run_machine(Groups)

@@ -1,37 +1,21 @@
 """A state machine: on two servers no limit is exceeded, and no task waits that all limits allow."""
 
-import asyncio
-import shutil
 from collections import Counter
 from datetime import datetime, timedelta
-from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from databases import empty
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
-from invariants import broken_invariants
-from replica import ADMIN, OWNER, ManualClock
+from hypothesis.stateful import initialize, rule
+from replica import ADMIN, OWNER
 
-from model.test_queue import profile, runs
-from zndraw_joblib.server.admin import rules_searches
-from zndraw_joblib.server.db.engine import open_database
+from model.machines import RETRIES, SERVERS, RunMachine, TwoServers, runs
 from zndraw_joblib.server.process.ports import Identity
-from zndraw_joblib.server.process.settings import JobLibSettings
-from zndraw_joblib.server.queue import rules_jobs, rules_sweep, rules_task_actions, rules_tasks, rules_workers
-from zndraw_joblib.server.runtime.runtime import Runtime
-from zndraw_joblib.wire.messages import (
-    JobRegisterRequest,
-    TaskActionRequest,
-    TaskClaimRequest,
-    TaskResponse,
-    TaskSubmitRequest,
-    TaskUpdateRequest,
-)
+from zndraw_joblib.server.queue import rules_sweep, rules_tasks, rules_workers
+from zndraw_joblib.wire.messages import TaskClaimRequest, TaskResponse, TaskSubmitRequest, TaskUpdateRequest
 from zndraw_joblib.wire.names import GLOBAL, JobName
 from zndraw_joblib.wire.operators import BulkAction, TaskFilter
-from zndraw_joblib.wire.policy import Backoff, JobLimit, Rate
+from zndraw_joblib.wire.policy import JobLimit, Rate
 from zndraw_joblib.wire.problems import ProblemException
 from zndraw_joblib.wire.statuses import HELD, TERMINAL, TaskStatus
 
@@ -46,7 +30,6 @@ LIMITS: dict[str, list[list[dict[str, Any]]]] = {
     "Rates": [[{"key": "/user", "rate": RATE}, {"key": "submitter", "max_in_flight": 2}]],
     "Plain": [[]],
 }
-SERVERS = st.sampled_from([0, 1])
 STATUSES = st.sampled_from([status for status in TaskStatus if status is not TaskStatus.PENDING])
 SUBMITS = st.lists(
     st.tuples(st.sampled_from(NAMES), st.sampled_from("abc"), st.sampled_from("rs"), st.sampled_from("uv")),
@@ -55,13 +38,11 @@ SUBMITS = st.lists(
 )
 
 
-class LimitedTasks(RuleBasedStateMachine):
+class LimitedTasks(TwoServers):
     """Compares what claims get with the limits, by the statuses of all tasks."""
 
     def __init__(self, url: str) -> None:
-        super().__init__()
-        self.url, self.clock, self.runner = url, ManualClock(), asyncio.Runner()
-        self.runtimes = [Runtime(open_database(url, self.clock), JobLibSettings()) for _ in range(2)]
+        super().__init__(url)
         self.tasks: dict[UUID, TaskResponse] = {}
         self.limits = {name: choices[0] for name, choices in LIMITS.items()}
         self.keyless: set[UUID] = set()
@@ -70,20 +51,6 @@ class LimitedTasks(RuleBasedStateMachine):
         # The same if a claim has looked at the limit at once after the clock was set back.
         self.first_at: dict[str, datetime] = {}
         self.order = 0
-
-    def teardown(self) -> None:
-        """Close the databases and check their invariants from outside."""
-        for runtime in self.runtimes:
-            self.runner.run(runtime.database.close())
-        self.runner.close()
-        assert broken_invariants(self.url) == []
-
-    def write(self, server: int, work: Any, *args: Any, **options: Any) -> Any:
-        """Run a transaction on a server; return its result, or the problem."""
-        try:
-            return self.runner.run(self.runtimes[server].write(work, *args, **options))
-        except ProblemException as problem:
-            return problem
 
     @initialize(order=st.sampled_from(["fifo", "fair"]), cap=st.sampled_from([None, 3]))
     def start(self, order: Any, cap: int | None) -> None:
@@ -97,18 +64,10 @@ class LimitedTasks(RuleBasedStateMachine):
 
     def register(self, name: str) -> None:
         """Register a job with its limits."""
-        request = JobRegisterRequest(
-            category="modifiers",
-            name=name,
-            worker_id=self.worker,
-            max_attempts=3,
-            retry_on=("error", "worker_lost"),
-            timeout_seconds=60,
-            backoff=Backoff(base_seconds=5, factor=1),
-            limits=self.limits[name],
-        )
-        job, _ = self.write(0, rules_jobs.register, item=rules_jobs.JobToRegister(OWNER, GLOBAL, request))
-        self.worker = job.worker_id
+        policy = {"max_attempts": 3, "retry_on": ("error", "worker_lost"), **RETRIES}
+        self.worker = self.register_job(
+            JobName(GLOBAL, "modifiers", name), worker_id=self.worker, limits=self.limits[name], **policy
+        ).worker_id
 
     def read(self) -> None:
         """Read all tasks."""
@@ -226,10 +185,7 @@ class LimitedTasks(RuleBasedStateMachine):
         live = [task.id for task in self.tasks.values() if task.status not in TERMINAL]
         if live:
             report = rules_tasks.Report(ADMIN, live[index % len(live)], TaskUpdateRequest(status=status))
-            try:
-                self.runner.run(self.runtimes[server].report(report))
-            except ProblemException:
-                return
+            self.run(self.runtimes[server].report(report))
 
     @rule(server=SERVERS)
     def finish_all(self, server: int) -> None:
@@ -245,14 +201,12 @@ class LimitedTasks(RuleBasedStateMachine):
         """Release, retry or fail a task by hand."""
         if self.tasks:
             id = list(self.tasks)[-1 - index % len(self.tasks)]
-            self.write(server, getattr(rules_task_actions, what), ADMIN, id, TaskActionRequest())
+            self.act_on(server, what, id)
 
     @rule(server=SERVERS, action=st.sampled_from([BulkAction.RELEASE, BulkAction.CANCEL, BulkAction.PURGE]))
     def bulk(self, server: int, action: BulkAction) -> None:
         """Change all tasks of a room."""
-        runtime = self.runtimes[server]
-        confirmed = rules_searches.Confirmed(ADMIN, action, TaskFilter(room=["r"]), 2**60)
-        self.runner.run(rules_searches.apply(runtime.database.read, runtime.write, confirmed, None))
+        self.change_all(server, action, TaskFilter(room=["r"]))
 
     @rule(server=SERVERS, seconds=st.sampled_from([1, 10, 40, 100, 3600, -3600]))
     def time_passes(self, server: int, seconds: int) -> None:
@@ -260,9 +214,9 @@ class LimitedTasks(RuleBasedStateMachine):
         self.clock.advance(seconds)
         for user in self.first_at:
             self.ready_at(user, self.first_at)
-        for work in (rules_sweep.recover_overdue, rules_sweep.recover_abandoned, rules_sweep.enqueue_due):
-            while self.write(server, work):
-                pass
+        self.sweep(
+            server, rules_sweep.recover_overdue, rules_sweep.recover_abandoned, rules_sweep.enqueue_due
+        )
         self.write(server, rules_sweep.next_due)
 
     @rule(server=SERVERS)
@@ -283,22 +237,7 @@ class LimitedTasks(RuleBasedStateMachine):
         self.register("Slots")
 
 
-@runs((20, 30), (60, 30))
-def test_limits_hold_on_sqlite(sqlite_template: Path, tmp_path: Path, examples: int, steps: int) -> None:
-    """On two servers with one file."""
-
-    def fresh() -> LimitedTasks:
-        return LimitedTasks(f"sqlite:///{shutil.copy(sqlite_template, tmp_path / 'model.db')}")
-
-    run_state_machine_as_test(fresh, settings=profile(examples, steps))
-
-
-@runs((6, 30), (30, 30))
-def test_limits_hold_on_postgresql(postgres_url: str, examples: int, steps: int) -> None:
-    """On two servers with one database."""
-
-    def fresh() -> LimitedTasks:
-        empty(postgres_url)
-        return LimitedTasks(postgres_url)
-
-    run_state_machine_as_test(fresh, settings=profile(examples, steps))
+@runs(sqlite=[(20, 30), (60, 30)], postgresql=[(6, 30), (30, 30)])
+def test_limits_hold(run_machine: RunMachine) -> None:
+    """Limits of jobs, of keys and of rooms, on two servers."""
+    run_machine(LimitedTasks)

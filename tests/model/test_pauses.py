@@ -1,28 +1,20 @@
 """A state machine: on two servers, each claim gets the first tasks that no pause stops, and all of them."""
 
-import asyncio
-import shutil
 from datetime import datetime, timedelta
-from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from databases import empty
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
-from invariants import broken_invariants
-from replica import ADMIN, OWNER, SUBMITTER, ManualClock
+from hypothesis.stateful import initialize, rule
+from replica import ADMIN, OWNER, SUBMITTER
 
-from model.test_queue import profile, runs
-from zndraw_joblib.server.db.engine import open_database
-from zndraw_joblib.server.process.settings import JobLibSettings
-from zndraw_joblib.server.queue import rules_history, rules_jobs, rules_pauses, rules_sweep
-from zndraw_joblib.server.runtime.runtime import Runtime
-from zndraw_joblib.wire.messages import EmptyReason, JobRegisterRequest, TaskClaimRequest, TaskSubmitRequest
+from model.machines import SERVERS, RunMachine, TwoServers, runs
+from zndraw_joblib.server.queue import rules_history, rules_pauses, rules_sweep
+from zndraw_joblib.wire.messages import EmptyReason, TaskClaimRequest, TaskSubmitRequest
 from zndraw_joblib.wire.names import GLOBAL, JobName
 
 JOBS = [JobName(GLOBAL, "modifiers", name) for name in ("Rotate", "Scale")]
-SERVERS, ROOMS = st.sampled_from([0, 1]), st.sampled_from(["a", "b"])
+ROOMS = st.sampled_from(["a", "b"])
 PAUSED = st.sampled_from([*JOBS, "a", "b", None])
 END_SECONDS = st.sampled_from([None, 5, 30])
 FOREVER = datetime.max
@@ -36,37 +28,25 @@ class Waiting(NamedTuple):
     room: str
 
 
-class Pauses(RuleBasedStateMachine):
+class Pauses(TwoServers):
     """Compares each claim with the tasks that wait and the pauses."""
 
     def __init__(self, url: str) -> None:
-        super().__init__()
-        self.url, self.clock, self.runner = url, ManualClock(), asyncio.Runner()
-        self.runtimes = [Runtime(open_database(url, self.clock), JobLibSettings()) for _ in range(2)]
+        super().__init__(url)
         self.waiting: list[Waiting] = []
         # When each pause ends, by what it pauses.
         self.ends: dict[Any, Any] = {}
 
-    def teardown(self) -> None:
-        """Close the databases and check their invariants from outside."""
-        for runtime in self.runtimes:
-            self.runner.run(runtime.database.close())
-        self.runner.close()
-        assert broken_invariants(self.url) == []
-
-    def write(self, server: int, work: Any, *args: Any, **options: Any) -> Any:
-        """Run a transaction on a server; return its result."""
-        return self.runner.run(self.runtimes[server].write(work, *args, **options))
+    def run(self, work: Any) -> Any:
+        """Wait for the work of a server: no request is refused."""
+        return self.runner.run(work)
 
     @initialize()
     def register(self) -> None:
         """Register the jobs with one worker."""
         self.worker: UUID | None = None
         for name in JOBS:
-            request = JobRegisterRequest(category=name.category, name=name.name, worker_id=self.worker)
-            item = rules_jobs.JobToRegister(OWNER, GLOBAL, request)
-            job, _ = self.write(0, rules_jobs.register, item=item)
-            self.worker = job.worker_id
+            self.worker = self.register_job(name, worker_id=self.worker).worker_id
 
     def is_paused(self, task: Waiting) -> bool:
         """Return whether a pause stops a task."""
@@ -78,7 +58,7 @@ class Pauses(RuleBasedStateMachine):
         """Submit tasks."""
         runtime = self.runtimes[server]
         items = [runtime.submission(SUBMITTER, room, job, TaskSubmitRequest()) for _ in range(count)]
-        tasks: list[Any] = self.runner.run(runtime.submit_many(items))
+        tasks: list[Any] = self.run(runtime.submit_many(items))
         self.waiting += [Waiting(task.id, job, room) for task in tasks]
 
     @rule(server=SERVERS, what=PAUSED, seconds=END_SECONDS)
@@ -115,7 +95,7 @@ class Pauses(RuleBasedStateMachine):
         """The claim gets the first tasks that no pause stops; without one, it says why."""
         expected = [task for task in self.waiting if not self.is_paused(task)][:count]
         request = TaskClaimRequest(worker_id=self.worker, max=count, start=start)
-        response = self.runner.run(self.runtimes[server].claim(OWNER, request))
+        response = self.run(self.runtimes[server].claim(OWNER, request))
         assert [task.id for task in response.tasks] == [task.id for task in expected]
         if not expected:
             reason = EmptyReason.PAUSED if self.waiting else EmptyReason.EMPTY
@@ -128,28 +108,11 @@ class Pauses(RuleBasedStateMachine):
         runtime = self.runtimes[server]
         for task in self.waiting[:2]:
             work = runtime.database.read(rules_history.explain, task.id, runtime.order)
-            codes = [reason.code for reason in self.runner.run(work).reasons]
+            codes = [reason.code for reason in self.run(work).reasons]
             assert ("paused" in codes) == self.is_paused(task)
 
 
-@runs((15, 30), (40, 30))
-def test_claims_obey_pauses_on_sqlite(
-    sqlite_template: Path, tmp_path: Path, examples: int, steps: int
-) -> None:
-    """On two servers with one file."""
-
-    def fresh() -> Pauses:
-        return Pauses(f"sqlite:///{shutil.copy(sqlite_template, tmp_path / 'model.db')}")
-
-    run_state_machine_as_test(fresh, settings=profile(examples, steps))
-
-
-@runs((6, 30), (30, 30))
-def test_claims_obey_pauses_on_postgresql(postgres_url: str, examples: int, steps: int) -> None:
-    """On two servers with one database."""
-
-    def fresh() -> Pauses:
-        empty(postgres_url)
-        return Pauses(postgres_url)
-
-    run_state_machine_as_test(fresh, settings=profile(examples, steps))
+@runs(sqlite=[(15, 30), (40, 30)], postgresql=[(6, 30), (30, 30)])
+def test_claims_obey_pauses(run_machine: RunMachine) -> None:
+    """Both servers see each pause, and each end of one."""
+    run_machine(Pauses)

@@ -1,31 +1,20 @@
 """The queue and a simple model have the same results and rows after any sequence of requests."""
 
 import asyncio
-import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from databases import empty
-from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    Bundle,
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    multiple,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
 from invariants import broken_invariants
 from replica import ADMIN, OWNER, STRANGER, SUBMITTER, ManualClock
 from sqlalchemy import select
 
 from model.ledger import ENDED, STUCK, TIMEOUT, Ledger, Policy
+from model.machines import RunMachine, runs
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.engine import open_database
 from zndraw_joblib.server.db.tables import Job, Task, Worker, WorkerJobLink
@@ -356,44 +345,9 @@ def _policy_fields(name: JobName) -> dict[str, Any]:
     }
 
 
-def profile(examples: int, steps: int) -> settings:
-    """Return deterministic settings, as fast as possible."""
-    return settings(
-        max_examples=examples,
-        stateful_step_count=steps,
-        derandomize=True,
-        phases=[Phase.generate, Phase.shrink],
-        database=None,
-        deadline=None,
-        print_blob=True,
-        suppress_health_check=list(HealthCheck),
-    )
-
-
-def runs(short: tuple[int, int], long: tuple[int, int]) -> pytest.MarkDecorator:
-    """Run a test with few examples and steps, and as a slow test with many."""
-    many = pytest.param(*long, marks=pytest.mark.slow)
-    return pytest.mark.parametrize(("examples", "steps"), [short, many], ids=["short", "long"])
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_the_queue_on_sqlite_matches_the_model(sqlite_template: Path, tmp_path: Path) -> None:
-    """After each step of fifty random sequences of requests, results, rows and events match the model."""
-
-    def begin() -> QueueAgainstLedger:
-        return QueueAgainstLedger(f"sqlite:///{shutil.copy(sqlite_template, tmp_path / f'{uuid4()}.db')}")
-
-    run_state_machine_as_test(begin, settings=profile(examples=50, steps=30))
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_the_queue_on_postgresql_matches_the_model(postgres_url: str) -> None:
-    """The same on PostgreSQL, with fewer sequences."""
-
-    def begin() -> QueueAgainstLedger:
-        empty(postgres_url)
-        return QueueAgainstLedger(postgres_url)
-
-    run_state_machine_as_test(begin, settings=profile(examples=12, steps=30))
+@runs(sqlite=[(50, 30)], postgresql=[(12, 30)])
+def test_the_queue_matches_the_model(run_machine: RunMachine) -> None:
+    """After each step of random sequences of requests, results, rows and events match the model."""
+    run_machine(QueueAgainstLedger)

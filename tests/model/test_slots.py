@@ -1,34 +1,19 @@
 """A state machine: on two servers no worker holds more than its slots, and no costly task waits for ever."""
 
 import asyncio
-import shutil
-from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from databases import empty
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
-from invariants import broken_invariants
-from replica import ADMIN, OWNER, SUBMITTER, ManualClock
+from hypothesis.stateful import initialize, invariant, rule
+from replica import ADMIN, OWNER, SUBMITTER
 from sqlalchemy import select
 
-from model.test_queue import profile, runs
+from model.machines import SERVERS, RunMachine, TwoServers, runs
 from zndraw_joblib.server.db.database import Transaction
-from zndraw_joblib.server.db.engine import open_database
 from zndraw_joblib.server.db.tables import Task
-from zndraw_joblib.server.process.settings import JobLibSettings
-from zndraw_joblib.server.queue import (
-    rules_jobs,
-    rules_pauses,
-    rules_task_actions,
-    rules_tasks,
-    rules_workers,
-)
-from zndraw_joblib.server.runtime.runtime import Runtime
+from zndraw_joblib.server.queue import rules_pauses, rules_tasks, rules_workers
 from zndraw_joblib.wire.messages import (
-    JobRegisterRequest,
-    TaskActionRequest,
     TaskClaimRequest,
     TaskResponse,
     TaskSubmitRequest,
@@ -36,24 +21,18 @@ from zndraw_joblib.wire.messages import (
     WorkerInfo,
 )
 from zndraw_joblib.wire.names import GLOBAL, JobName
-from zndraw_joblib.wire.policy import WithoutWorkers
-from zndraw_joblib.wire.problems import ProblemException
 from zndraw_joblib.wire.statuses import HELD, TaskStatus
 
 # The costs of the policies of the jobs, and the slots of the workers.
 JOBS = {"Small": 1, "Large": 2}
 SLOTS = (4, 4, 2, 1)
-SERVERS, WORKERS = st.sampled_from([0, 1]), st.integers(0, len(SLOTS) - 1)
+WORKERS = st.integers(0, len(SLOTS) - 1)
 SUBMITS = st.lists(
     st.tuples(st.sampled_from(list(JOBS)), st.sampled_from([None, None, 2, 3, 4]), st.sampled_from("rrs")),
     min_size=1,
     max_size=5,
 )
 COLUMNS = ("id", "status", "worker_id", "lane", "seq", "room_id")
-
-
-class Killed(Exception):
-    """The process is gone."""
 
 
 class Row(NamedTuple):
@@ -67,75 +46,35 @@ class Row(NamedTuple):
     room_id: str
 
 
-class TasksWithCosts(RuleBasedStateMachine):
+class TasksWithCosts(TwoServers):
     """Compares what claims get with the order of the tasks and with the free slots of all workers."""
 
     def __init__(self, url: str) -> None:
-        super().__init__()
-        self.url, self.clock, self.runner = url, ManualClock(), asyncio.Runner()
-        self.runtimes = [Runtime(open_database(url, self.clock), JobLibSettings()) for _ in range(2)]
+        super().__init__(url)
         self.costs: dict[UUID, int] = {}
         self.rows: list[Row] = []
         self.workers: list[UUID] = []
         self.has_pause = False
         self.urgency = 5
-        self.kill_after: int | None = None
-
-    def teardown(self) -> None:
-        """Close the databases and check their invariants from outside."""
-        for runtime in self.runtimes:
-            self.runner.run(runtime.database.close())
-        self.runner.close()
-        assert broken_invariants(self.url) == []
-
-    def run(self, work: Any) -> Any:
-        """Wait for the work of a server; return its result, or the problem."""
-        try:
-            return self.runner.run(work)
-        except (ProblemException, Killed) as problem:
-            return problem
-        finally:
-            self.kill_after = None
-
-    def write(self, server: int, work: Any, *args: Any, **options: Any) -> Any:
-        """Run a transaction on a server; return its result, or the problem."""
-        return self.run(self.runtimes[server].write(work, *args, **options))
 
     @initialize()
     def start(self) -> None:
-        """Register the workers, and let a test kill a transaction after any statement."""
+        """Register the workers."""
         self.workers = [self.register(slots) for slots in SLOTS]
-
-        async def kill(connection: Any, *_: Any) -> None:
-            # SQLite's transactions end with their process as a whole.
-            if self.kill_after is not None and hasattr(connection, "is_in_transaction"):
-                self.kill_after -= 1
-                if self.kill_after < 0:
-                    raise Killed
-
-        for runtime in self.runtimes:
-            runtime.database.on_statement = kill
 
     def register(self, slots: int) -> UUID:
         """Register a worker for all jobs."""
         worker_id = None
         for name, cost in JOBS.items():
-            about: dict[str, Any] = {
-                "cost": cost,
-                "max_crashes": 99,
-                "backoff": {"base_seconds": 0, "factor": 1},
-            }
-            request = JobRegisterRequest(
-                category="modifiers",
-                name=name,
+            policy: dict[str, Any] = {"max_attempts": 2, "max_crashes": 99, "without_workers": "queue"}
+            worker_id = self.register_job(
+                JobName(GLOBAL, "modifiers", name),
                 worker_id=worker_id,
                 worker=WorkerInfo(slots=slots, labels={}),
-                max_attempts=2,
-                without_workers=WithoutWorkers.QUEUE,
-                **about,
-            )
-            item = rules_jobs.JobToRegister(OWNER, GLOBAL, request)
-            worker_id = self.write(0, rules_jobs.register, item=item)[0].worker_id
+                cost=cost,
+                backoff={"base_seconds": 0, "factor": 1},
+                **policy,
+            ).worker_id
         assert worker_id is not None
         return worker_id
 
@@ -252,7 +191,7 @@ class TasksWithCosts(RuleBasedStateMachine):
         """Release, retry or fail a task by hand."""
         if self.rows:
             task_id = self.rows[-1 - index % len(self.rows)].id
-            self.write(server, getattr(rules_task_actions, what), ADMIN, task_id, TaskActionRequest())
+            self.act_on(server, what, task_id)
 
     @rule(server=SERVERS)
     def pause(self, server: int) -> None:
@@ -298,22 +237,7 @@ class TasksWithCosts(RuleBasedStateMachine):
         raise AssertionError("a costly task starves")
 
 
-@runs((5, 20), (60, 40))
-def test_costs_hold_on_sqlite(sqlite_template: Path, tmp_path: Path, examples: int, steps: int) -> None:
-    """On two servers with one file."""
-
-    def fresh() -> TasksWithCosts:
-        return TasksWithCosts(f"sqlite:///{shutil.copy(sqlite_template, tmp_path / 'model.db')}")
-
-    run_state_machine_as_test(fresh, settings=profile(examples, steps))
-
-
-@runs((3, 20), (40, 40))
-def test_costs_hold_on_postgresql(postgres_url: str, examples: int, steps: int) -> None:
-    """On two servers with one database."""
-
-    def fresh() -> TasksWithCosts:
-        empty(postgres_url)
-        return TasksWithCosts(postgres_url)
-
-    run_state_machine_as_test(fresh, settings=profile(examples, steps))
+@runs(sqlite=[(5, 20), (60, 40)], postgresql=[(3, 20), (40, 40)])
+def test_costs_hold(run_machine: RunMachine) -> None:
+    """No claim exceeds the slots of a worker, and a costly task does not starve."""
+    run_machine(TasksWithCosts)

@@ -1,48 +1,21 @@
 """A state machine: whatever happens to tasks on two servers, a key is held as long as its rule says."""
 
-import asyncio
-import shutil
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from databases import empty
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
-from invariants import broken_invariants
-from replica import ADMIN, OWNER, SUBMITTER, ManualClock
+from hypothesis.stateful import initialize, invariant, rule
+from replica import ADMIN, OWNER, SUBMITTER
 
-from model.test_queue import profile, runs
-from zndraw_joblib.server.admin import rules_searches
-from zndraw_joblib.server.db.engine import open_database
-from zndraw_joblib.server.process.settings import JobLibSettings
-from zndraw_joblib.server.queue import (
-    rules_jobs,
-    rules_sweep,
-    rules_task_actions,
-    rules_tasks,
-    rules_unique,
-    rules_workers,
-    sql_unique,
-)
-from zndraw_joblib.server.runtime.runtime import Runtime
-from zndraw_joblib.wire.messages import (
-    JobRegisterRequest,
-    TaskActionRequest,
-    TaskClaimRequest,
-    TaskResponse,
-    TaskSubmitRequest,
-    TaskUpdateRequest,
-)
-from zndraw_joblib.wire.names import GLOBAL, JobName
+from model.machines import JOB, RETRIES, SERVERS, RunMachine, TwoServers, runs
+from zndraw_joblib.server.queue import rules_sweep, rules_tasks, rules_unique, rules_workers, sql_unique
+from zndraw_joblib.wire.messages import TaskClaimRequest, TaskResponse, TaskSubmitRequest, TaskUpdateRequest
 from zndraw_joblib.wire.operators import BulkAction, TaskFilter
-from zndraw_joblib.wire.policy import Backoff
 from zndraw_joblib.wire.problems import DuplicateTask, ProblemException
 from zndraw_joblib.wire.statuses import TERMINAL, TaskStatus
 from zndraw_joblib.wire.unique import Unique
 
-JOB = JobName(GLOBAL, "modifiers", "Rotate")
 SPANS: list[dict[str, Any]] = [{"until": "ended"}, {"until": "started"}, {"for_seconds": 30}]
 SUBMITS = st.builds(
     lambda key, span, conflict: {"key": key, "on_conflict": conflict, **span},
@@ -50,7 +23,6 @@ SUBMITS = st.builds(
     st.sampled_from(SPANS),
     st.sampled_from(["return", "reject", "replace"]),
 )
-SERVERS = st.sampled_from([0, 1])
 STATUSES = st.sampled_from([status for status in TaskStatus if status is not TaskStatus.PENDING])
 
 
@@ -62,45 +34,22 @@ class Holder(NamedTuple):
     over_at: Any
 
 
-class UniqueTasks(RuleBasedStateMachine):
+class UniqueTasks(TwoServers):
     """Compares each submit with the holders that the statuses of all tasks imply."""
 
     def __init__(self, url: str) -> None:
-        super().__init__()
-        self.url, self.clock, self.runner = url, ManualClock(), asyncio.Runner()
-        self.runtimes = [Runtime(open_database(url, self.clock), JobLibSettings()) for _ in range(2)]
+        super().__init__(url)
         self.holders: dict[str, Holder] = {}
         # The rule of each task, and those that have started.
         self.tasks: dict[UUID, tuple[str, dict[str, Any]]] = {}
         self.started: set[UUID] = set()
 
-    def teardown(self) -> None:
-        """Close the databases and check their invariants from outside."""
-        for runtime in self.runtimes:
-            self.runner.run(runtime.database.close())
-        self.runner.close()
-        assert broken_invariants(self.url) == []
-
-    def write(self, server: int, work: Any, *args: Any, **options: Any) -> Any:
-        """Run a transaction on a server; return its result, or the problem."""
-        try:
-            return self.runner.run(self.runtimes[server].write(work, *args, **options))
-        except ProblemException as problem:
-            return problem
-
     @initialize()
     def register(self) -> None:
         """Register the job with a worker."""
-        fields: dict[str, Any] = {
-            "max_attempts": 3,
-            "retry_on": ("error", "worker_lost"),
-            "timeout_seconds": 60,
-        }
-        request = JobRegisterRequest(
-            category=JOB.category, name=JOB.name, backoff=Backoff(base_seconds=5, factor=1), **fields
-        )
-        job, _ = self.write(0, rules_jobs.register, item=rules_jobs.JobToRegister(OWNER, GLOBAL, request))
-        self.worker = job.worker_id
+        self.worker = self.register_job(
+            JOB, max_attempts=3, retry_on=("error", "worker_lost"), **RETRIES
+        ).worker_id
 
     def observe(self) -> None:
         """Update the holders by the statuses of the tasks."""
@@ -179,10 +128,7 @@ class UniqueTasks(RuleBasedStateMachine):
         if self.tasks:
             id = list(self.tasks)[-1 - index % len(self.tasks)]
             update = TaskUpdateRequest(status=status)
-            try:
-                self.runner.run(self.runtimes[server].report(rules_tasks.Report(ADMIN, id, update)))
-            except ProblemException:
-                return
+            self.run(self.runtimes[server].report(rules_tasks.Report(ADMIN, id, update)))
             self.observe()
 
     @rule(server=SERVERS, index=st.integers(0, 9), what=st.sampled_from(["release", "retry", "fail"]))
@@ -192,8 +138,7 @@ class UniqueTasks(RuleBasedStateMachine):
             return
         self.observe()
         id = list(self.tasks)[-1 - index % len(self.tasks)]
-        work = getattr(rules_task_actions, what)
-        result = self.write(server, work, caller=ADMIN, task_id=id, action=TaskActionRequest())
+        result = self.act_on(server, what, id)
         key, rule_ = self.tasks[id]
         holder = self.holders.get(key)
         is_free = holder is None or (holder.over_at is not None and holder.over_at <= self.clock.now)
@@ -214,18 +159,16 @@ class UniqueTasks(RuleBasedStateMachine):
     )
     def bulk(self, server: int, action: BulkAction) -> None:
         """Change all tasks of the room."""
-        runtime = self.runtimes[server]
-        confirmed = rules_searches.Confirmed(ADMIN, action, TaskFilter(room=["lab"]), 2**60)
-        self.runner.run(rules_searches.apply(runtime.database.read, runtime.write, confirmed, None))
+        self.change_all(server, action, TaskFilter(room=["lab"]))
         self.observe()
 
     @rule(server=SERVERS, seconds=st.sampled_from([1, 10, 40, 100]))
     def time_passes(self, server: int, seconds: int) -> None:
         """The sweeper retries, fails and queues what is due."""
         self.clock.advance(seconds)
-        for work in (rules_sweep.recover_overdue, rules_sweep.recover_abandoned, rules_sweep.enqueue_due):
-            while self.write(server, work):
-                pass
+        self.sweep(
+            server, rules_sweep.recover_overdue, rules_sweep.recover_abandoned, rules_sweep.enqueue_due
+        )
         self.observe()
 
     @rule(server=SERVERS)
@@ -236,24 +179,7 @@ class UniqueTasks(RuleBasedStateMachine):
         self.observe()
 
 
-@runs((15, 30), (40, 30))
-def test_keys_are_held_as_their_rules_say_on_sqlite(
-    sqlite_template: Path, tmp_path: Path, examples: int, steps: int
-) -> None:
-    """On two servers with one file."""
-
-    def fresh() -> UniqueTasks:
-        return UniqueTasks(f"sqlite:///{shutil.copy(sqlite_template, tmp_path / 'model.db')}")
-
-    run_state_machine_as_test(fresh, settings=profile(examples, steps))
-
-
-@runs((6, 30), (30, 30))
-def test_keys_are_held_as_their_rules_say_on_postgresql(postgres_url: str, examples: int, steps: int) -> None:
-    """On two servers with one database."""
-
-    def fresh() -> UniqueTasks:
-        empty(postgres_url)
-        return UniqueTasks(postgres_url)
-
-    run_state_machine_as_test(fresh, settings=profile(examples, steps))
+@runs(sqlite=[(15, 30), (40, 30)], postgresql=[(6, 30), (30, 30)])
+def test_keys_are_held_as_their_rules_say(run_machine: RunMachine) -> None:
+    """Whatever happens to the tasks."""
+    run_machine(UniqueTasks)
