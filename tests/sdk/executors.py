@@ -3,9 +3,11 @@
 import asyncio
 import os
 import signal
+import stat
 import subprocess
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -43,6 +45,8 @@ class EndLater(Extension):
     async def run(self, vis: Any, **kwargs: Any) -> Any:
         """Return or raise."""
         await asyncio.sleep(0)
+        if self.how == "bytes":
+            return b"well"
         return "well" if self.how == "well" else ENDINGS[self.how][0]()
 
 
@@ -66,6 +70,14 @@ class EndInSubtask(Extension):
 
 async def _exit() -> None:
     raise SystemExit(3)
+
+
+def _garble() -> None:
+    """Write into the connection to the worker, as native code may that mixes up its descriptors."""
+    for fd in range(3, 64):
+        with suppress(OSError):
+            if stat.S_ISSOCK(os.fstat(fd).st_mode):
+                os.write(fd, b"?" * 8)
 
 
 def _wait_in(folder: Path) -> None:
@@ -92,6 +104,8 @@ class Process(Extension):
             os.kill(os.getpid(), signal.SIGKILL)
         if self.how == "sleep":
             time.sleep(60)
+        if self.how == "garble":
+            _garble()
         if self.how == "interrupt program":
             with subprocess.Popen(["sleep", "60"]) as program:
                 program.send_signal(signal.SIGINT)

@@ -86,22 +86,23 @@ def test_an_exit_in_a_subtask_ends_only_its_task(worker: Make, room: str, how: s
 
 
 @pytest.mark.usefixtures("followed")
-def test_a_coroutine_that_cannot_start_fails(
-    worker: Make, room: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("prefix", "how"), [("zndraw-joblib-async", "well"), ("asyncio_", "bytes")])
+def test_a_coroutine_that_gets_no_thread_fails(
+    worker: Make, room: str, monkeypatch: pytest.MonkeyPatch, prefix: str, how: str
 ) -> None:
-    """Without a thread for the event loop its task fails; its slot is free again."""
+    """Without one for the event loop, or for the upload of its result; its slot is free again."""
     manager = worker(Runner())
     manager.register(EndLater, room=room)
     start = threading.Thread.start
 
     def refuse(thread: threading.Thread) -> None:
-        if thread.name == "zndraw-joblib-async":
+        if thread.name.startswith(prefix):
             raise RuntimeError("can't start new thread")
         start(thread)
 
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
-        failed = manager.wait_for(manager.submit(EndLater(), room=room), 30)
+        failed = manager.wait_for(manager.submit(EndLater(how=how), room=room), 30)
     assert failed.error == "RuntimeError: can't start new thread"
     assert manager.wait_for(manager.submit(EndLater(), room=room), 30).result == "well"
 
@@ -130,6 +131,16 @@ def test_any_ending_of_a_process_is_reported(worker: Make, room: str, how: str) 
     expected = "The process that ran the task ended with exit code -9" if how == "kill" else ENDINGS[how][1]
     assert (failed.error or "").startswith(expected)
     assert manager.wait_for(manager.submit(Process(), room=room), 60).status == TaskStatus.COMPLETED
+
+
+def test_a_message_that_cannot_be_read_fails_its_task(worker: Make, room: str) -> None:
+    """The process that sent it ends, and another one runs the next task in the same slot."""
+    manager = worker(Runner(), executor="process")
+    manager.register(Process, room=room)
+    first = manager.wait_for(manager.submit(Process(), room=room), 60).result
+    failed = manager.wait_for(manager.submit(Process(how="garble"), room=room), 30)
+    assert (failed.status, str(failed.error).partition(":")[0]) == (TaskStatus.FAILED, "MemoryError")
+    assert manager.wait_for(manager.submit(Process(), room=room), 60).result not in {None, first}
 
 
 def test_a_process_that_leaves_helpers_behind_is_noticed(worker: Make, room: str) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from opentelemetry import trace
+from opentelemetry.sdk.trace import SpanProcessor
 from opentelemetry.trace import SpanKind, StatusCode
 from spans import Spans, global_spans, links_of, traceparent_of
 from waiting import wait_until
@@ -90,6 +91,37 @@ def test_a_run_is_a_child_of_the_span_of_its_submit(
     assert "missing" in str((event.attributes or {})["exception.stacktrace"])
     [logged] = [record for record in caplog.records if "failed after" in record.getMessage()]
     assert logged.__dict__["trace_id"] == f"{submitter.trace_id:032x}"
+
+
+class Broken(SpanProcessor):
+    """Raises when a claim's span starts, and when that of a run ends."""
+
+    def on_start(self, span: Any, parent_context: Any = None) -> None:
+        """Raise for a claim."""
+        if span.name == "claim":
+            raise RuntimeError("no claim")
+
+    def on_end(self, span: Any) -> None:
+        """Raise for a run."""
+        if span.name.startswith("run "):
+            raise RuntimeError("no run")
+
+
+def test_tasks_end_although_the_tracer_provider_fails(
+    own_server: Callable[..., LiveServer], worker: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither a claimed task nor one that has run stays held for ever, in a thread and in a coroutine."""
+    with global_spans() as spans, own_server().connect() as api:
+        spans.provider.add_span_processor(Broken())
+        manager = worker(Runner(), at=api, concurrency=1)
+        for cls in (Traced, TracedLater):
+            manager.register(cls)
+        tasks = [manager.submit(cls()) for cls in (Traced, TracedLater, Traced)]
+        assert [manager.wait_for(task, 30).status for task in tasks] == ["completed"] * 3
+        manager.disconnect()
+    texts = [record.getMessage() for record in caplog.records]
+    assert any("A claim has no span" in text for text in texts)
+    assert sum("did not end: the tracer provider failed" in text for text in texts) == 3
 
 
 def test_without_a_span_of_its_own_a_job_passes_the_context_on(

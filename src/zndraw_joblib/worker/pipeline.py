@@ -14,8 +14,9 @@ from typing import Any
 
 from zndraw_joblib.client.retry import describe, is_transient
 from zndraw_joblib.jobs.batches import BatchContext, await_batch, run_batch
+from zndraw_joblib.jobs.forks import exit_if_forked
 from zndraw_joblib.jobs.logs import task_fields
-from zndraw_joblib.jobs.run import Outcome, await_job, end_span, failed, run_job
+from zndraw_joblib.jobs.run import Outcome, await_job, failed, run_job
 from zndraw_joblib.jobs.traces import RunSpans, TaskSpan, active
 from zndraw_joblib.wire.messages import MAX_BATCH
 from zndraw_joblib.worker.batches import BatchSizes, Waiting, put_together
@@ -25,7 +26,15 @@ from zndraw_joblib.worker.reporter import Reporter, TaskReports
 from zndraw_joblib.worker.reports import Reports
 from zndraw_joblib.worker.task_poller import NOW, Pace, TaskPoller
 from zndraw_joblib.worker.task_process import DEFAULT_CANCEL_GRACE, TaskProcess
-from zndraw_joblib.worker.tasks import ClaimedTask, Coroutines, Execute, log_end, log_start, start_task_span
+from zndraw_joblib.worker.tasks import (
+    ClaimedTask,
+    Coroutines,
+    Execute,
+    end_task_span,
+    log_end,
+    log_start,
+    start_task_span,
+)
 
 _AHEAD_SECONDS = 0.1
 _STUCK_SECONDS = 0.2
@@ -336,12 +345,22 @@ class Pipeline:
         *,
         is_batch: bool,
     ) -> None:
-        if self._config.remote is not None:
-            self._run_remotely(self._config.remote, entries, on_end, is_batch=is_batch)
-        elif is_batch:
-            self._run_batch(entries, process, on_end)
-        else:
-            self._run_task(entries[0], process, on_end)
+        """Run tasks; `on_end` gets their outcomes, also if that fails here: else they would never end."""
+        try:
+            if self._config.remote is not None:
+                self._run_remotely(self._config.remote, entries, on_end, is_batch=is_batch)
+            elif is_batch:
+                self._run_batch(entries, process, on_end)
+            else:
+                self._run_task(entries[0], process, on_end)
+        except Exception as error:
+            exit_if_forked(self._pid, error)
+            if any(entry.outcome is not None for entry in entries):
+                raise
+            log.exception("Task %s could not be run", entries[0].task.task_id)
+            if process is not None:
+                process.close(kills=True)
+            on_end([failed(entry.task, entry.task.extension, error) for entry in entries])
 
     def _run_task(
         self, entry: TaskReports, process: TaskProcess | None, on_end: Callable[[Sequence[Outcome]], None]
@@ -438,7 +457,7 @@ class Pipeline:
     ) -> None:
         seconds = time.monotonic() - began
         for entry, span, outcome in zip(entries, spans, outcomes, strict=True):
-            end_span(span, entry.task, outcome)
+            end_task_span(span, entry.task, outcome)
             log_end(entry.task, outcome, seconds, of=len(entries))
         is_busy = self._free_slots(began, cost)
         # Those before the last go into its request.

@@ -255,7 +255,7 @@ def _not_run(error: BaseException) -> Outcome:
     return Outcome(error=text, error_code=WorkerLost.problem_id())
 
 
-def not_submitted(tasks: Sequence[ClaimedTask], error: Exception) -> list[Outcome]:
+def not_submitted(tasks: Sequence[ClaimedTask], error: BaseException) -> list[Outcome]:
     """Return the outcomes of tasks that were not submitted: back into their queues, or failed."""
     if isinstance(error, ExecutorUnavailable):
         return [Outcome(error=error_text(str(error)), is_release=True)] * len(tasks)

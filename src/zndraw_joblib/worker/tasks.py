@@ -24,7 +24,7 @@ from zndraw_joblib.client.webhooks import Webhooks
 from zndraw_joblib.jobs.failures import one_line
 from zndraw_joblib.jobs.forks import exit_if_forked
 from zndraw_joblib.jobs.logs import ID_CHARACTERS, TASK_LOG, duration_text, task_fields
-from zndraw_joblib.jobs.run import Outcome, prepare_extension
+from zndraw_joblib.jobs.run import Outcome, end_span, prepare_extension
 from zndraw_joblib.jobs.task_channel import NO_WORKER, TaskChannel
 from zndraw_joblib.jobs.task_context import CancelEvent, TaskContext, no_server
 from zndraw_joblib.jobs.traces import RunSpans, TaskSpan, start_run, start_span
@@ -440,15 +440,20 @@ class Coroutines:
         work: Coroutine[Any, Any, Any],
         settle: Callable[[Coroutine[Any, Any, Any]], Coroutine[Any, Any, Settled]],
         on_end: Callable[[Settled], None],
-        fail: Callable[[Exception], Settled],
+        fail: Callable[[BaseException], Settled],
     ) -> None:
         """Await the code of a job by `settle`, and call `on_end` in the thread of the loop.
 
-        If that thread cannot start, `on_end` gets what `fail` returns, in this one.
+        If `settle` raises, `on_end` gets what `fail` returns; also if that thread cannot start, in this one.
         """
 
         async def settle_and_end() -> None:
-            settled = await settle(work)
+            try:
+                settled = await settle(work)
+            # BaseException: a job may cancel all tasks of the loop. Without an end the task stays held.
+            except BaseException as error:
+                exit_if_forked(self._pid, error)
+                settled = fail(error)
             with self._lock:
                 self.running -= 1
             on_end(settled)
@@ -541,7 +546,17 @@ def _log_task(level: int, task: ClaimedTask, how: str, **fields: float) -> None:
 
 
 def record_claim(worker_id: UUID, tasks: Sequence[TaskResponse], sent_at: float) -> None:
-    """Record the span of a claim that got tasks, linked to their submits. `sent_at` is a wall-clock time."""
+    """Record the span of a claim that got tasks, linked to their submits. `sent_at` is a wall-clock time.
+
+    A failure is logged: the tasks run without it.
+    """
+    try:
+        _record_claim(worker_id, tasks, sent_at)
+    except Exception:
+        log.exception("A claim has no span: the tracer provider of the program failed")
+
+
+def _record_claim(worker_id: UUID, tasks: Sequence[TaskResponse], sent_at: float) -> None:
     about = {
         "messaging.operation.type": "receive",
         "messaging.operation.name": "claim",
@@ -552,6 +567,14 @@ def record_claim(worker_id: UUID, tasks: Sequence[TaskResponse], sent_at: float)
     span = start_span("claim", "CONSUMER", about, traceparents=submits, started_ns=int(sent_at * 1e9))
     if span is not None:
         span.end()
+
+
+def end_task_span(span: TaskSpan | None, task: ClaimedTask, outcome: Outcome) -> None:
+    """End the span of a task's run. A failure is logged: the task is reported all the same."""
+    try:
+        end_span(span, task, outcome)
+    except Exception:
+        log.exception("The span of task %s did not end: the tracer provider failed", task.task_id)
 
 
 def start_task_span(task: ClaimedTask, how: RunSpans) -> TaskSpan | None:

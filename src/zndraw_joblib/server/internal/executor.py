@@ -334,13 +334,22 @@ def _start_traced(
 
     A coroutine that `work` returns is awaited here.
     """
-    token = str(task.id), str(task.worker_id), task.attempt
-    span = start_run(str(task.job), *token, traceparent=task.traceparent)
+    span = _start_span(task)
     with active(span):
         run = asyncio.create_task(_run(f"zndraw-joblib task {task.id}", work))
     if span is not None:
         run.add_done_callback(partial(_end_span, span, context))
     return run
+
+
+def _start_span(task: TaskRecord) -> TaskSpan | None:
+    """Start the span of a run. A failure is logged: the task runs without a span."""
+    token = str(task.id), str(task.worker_id), task.attempt
+    try:
+        return start_run(str(task.job), *token, traceparent=task.traceparent)
+    except Exception:
+        logger.exception("Task %s runs without a span: the tracer provider of the program failed", task.id)
+        return None
 
 
 async def _run(name: str, work: Callable[[], Outcome | Coroutine[Any, Any, Outcome]]) -> Outcome:
