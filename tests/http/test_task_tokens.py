@@ -260,6 +260,58 @@ async def test_a_token_reads_and_seals_the_groups_of_its_task(claimed: Claimed) 
     assert [json.loads(line)["result"] for line in lines] == [1, 1]
 
 
+@on_both
+async def test_a_token_cancels_only_tasks_below_its_task(claimed: Claimed) -> None:
+    """Its children, those that they have submitted, and with `tree` what is below them; reports on none."""
+    token, olga, own = claimed.client, claimed.olga, claimed.task
+    second = await second_token(claimed)
+    url = f"{V1}/rooms/lab/tasks/{claimed.own.job}"
+
+    async def child(parent: str) -> str:
+        submitted = await olga.post(url, json={"payload": {}, "parent": parent})
+        return f"{V1}/tasks/{submitted.json()['id']}"
+
+    first, tree = [await child(own["id"]) for _ in range(2)]
+    below = await child(tree.rpartition("/")[2])
+    lowest = await child(below.rpartition("/")[2])
+    other = f"{V1}/tasks/{(await submit(olga, {'full_name': claimed.own.job}))['id']}"
+    cancel: dict[str, Any] = {"status": "cancelled"}
+    for path, body, headers in (
+        (other, cancel, {}),
+        (other, {**cancel, "tree": True}, {}),
+        (f"{V1}/tasks/{claimed.own.completed}", {**cancel, "tree": True}, {}),
+        (f"{V1}/tasks/{uuid4()}", cancel, {}),
+        (first, cancel, second),
+        (first, {"status": "failed"}, {}),
+        (first, {"progress": {"current": 1}}, {}),
+        (first, {**cancel, "progress": {"current": 1}}, {}),
+    ):
+        expect_problem(await token.patch(path, json=body, headers=headers), 403, "forbidden")
+        batch = {"reports": [{"id": path.rpartition("/")[2], **body}]}
+        response = await token.post(f"{V1}/tasks/report", json=batch, headers=headers)
+        assert response.json()["results"][0]["status"] == 403, (path, body)
+    assert {(await olga.get(path)).json()["status"] for path in (first, tree, below, other)} == {"pending"}
+    cancelled = await token.patch(lowest, json=cancel)
+    assert (cancelled.status_code, cancelled.json()["status"]) == (200, "cancelled")
+    for _ in range(2):  # a repeat of the whole changes nothing
+        assert (await token.patch(tree, json={**cancel, "tree": True})).status_code == 200
+        assert (await olga.get(below)).json()["status"] == "cancelled"
+
+
+@on_both
+async def test_a_token_cancels_nothing_after_its_claim(claimed: Claimed) -> None:
+    """Also if this ends in the same transaction."""
+    token, olga, own = claimed.client, claimed.olga, claimed.task
+    submitted = await token.post(f"{V1}/rooms/lab/tasks/{claimed.own.job}", json={"payload": {}})
+    first, cancel = f"{V1}/tasks/{submitted.json()['id']}", {"status": "cancelled"}
+    reports = [{"id": own["id"], "status": "completed"}, {"id": first.rpartition("/")[2], **cancel}]
+    batch = {"reports": reports}
+    results = (await token.post(f"{V1}/tasks/report", json=batch)).json()["results"]
+    assert [result["status"] for result in results] == [200, 401]
+    assert (await olga.get(first)).json()["status"] == "pending"
+    expect_problem(await token.patch(first, json=cancel), 401, "unauthorized")
+
+
 async def second_token(claimed: Claimed) -> dict[str, str]:
     """Start another task of the room, and return the header with its token."""
     await submit(claimed.olga, {"full_name": claimed.own.job})

@@ -84,6 +84,7 @@ def test_a_claim_has_a_token_that_ends_with_it(worker: Make, room: str) -> None:
     assert task is not None
     manager.start(task)
     assert task.submit(Add(a=1)).refresh().parent == task.client.task(task.task_id).refresh().id
+    assert task.submit(Add(a=3)).cancel(tree=True).status == "cancelled"
     assert task.submit(Add(a=2), debounce={"seconds": 60}, unique={"key": room}).status() == "pending"
     manager.complete(task, 1)
     with pytest.raises(Unauthorized, match="does not hold the task"):

@@ -181,8 +181,8 @@ class TaskContext:
     def client(self) -> Any:
         """A `Queue` with the rights of this task alone, for as long as it runs.
 
-        It submits tasks below this one in its room, also in groups. It reads this task, its predecessors and
-        what it has submitted, and the jobs and providers of its room.
+        It submits tasks below this one in its room, also in groups, and cancels them. It reads this task, its
+        predecessors and what it has submitted, and the jobs and providers of its room.
 
         Raises RuntimeError where no worker runs the task.
         """

@@ -150,6 +150,8 @@ class ForTask(Enum):
     CALLER = auto()
     # For the task itself.
     OWN = auto()
+    # For the task itself, and to cancel those below it: it is their parent, or the first of their tree.
+    BELOW = auto()
     # For the task, its predecessors, and the tasks that it has submitted.
     RELATED = auto()
     # In the room of the task.
@@ -300,7 +302,7 @@ FAIL_TASK = Operation("fail_task", "POST", "/tasks/{task_id}/fail",
 UPDATE_TASK = Operation("update_task", "PATCH", "/tasks/{task_id}",
     "tasks", Access.OWNER, Scope.SUBMIT | Scope.WORK | Scope.OPERATE, Effect.WRITE_ONCE, m.TaskResponse,
     body=m.TaskUpdateRequest, problems=_REPORT,
-    for_task=ForTask.OWN)
+    for_task=ForTask.BELOW)
 LIST_TASKS = Operation("list_tasks", "GET", "/rooms/{room_id}/tasks",
     "tasks", Access.ROOM_READ, Scope.READ, Effect.READ, TaskPage, problems=(p.ContentTooLarge,))
 SUBMIT_TASKS = Operation("submit_tasks", "POST", "/tasks/submit",
@@ -310,7 +312,7 @@ SUBMIT_TASKS = Operation("submit_tasks", "POST", "/tasks/submit",
 REPORT_TASKS = Operation("report_tasks", "POST", "/tasks/report",
     "tasks", Access.OWNER, Scope.SUBMIT | Scope.WORK | Scope.OPERATE, Effect.WRITE_PARTS_ONCE,
     m.BatchResponse, body=m.BatchReportRequest,
-    for_task=ForTask.OWN)
+    for_task=ForTask.BELOW)
 
 # Workers.
 

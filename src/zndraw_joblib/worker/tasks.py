@@ -157,8 +157,8 @@ class _TaskConnection:
 class TaskQueue(Queue):
     """A `Queue` with the rights of a running task: what it submits are tasks below this one, in its room.
 
-    It reads this task, what it waits for, and what it has submitted, its groups, and the jobs and providers
-    of its room.
+    It cancels these. It reads this task, what it waits for, and what it has submitted, its groups, and the
+    jobs and providers of its room.
     """
 
     _watch = TaskWatch

@@ -610,7 +610,7 @@ async def _check_task_permits(request: Request, caller: Identity, operation: Ope
     if operation.for_task is None:
         raise Forbidden(
             f"Not authorized: the token is of task {caller.task.id}. It reads and reports on this task, "
-            "submits tasks below it, also in groups, and reads jobs and providers of its room"
+            "submits tasks below it, also in groups, cancels these, and reads jobs and providers of its room"
         )
     kind = "group" if operation.for_task is ForTask.GROUP else "task"
     text = request.path_params.get(f"{kind}_id")
@@ -622,6 +622,9 @@ async def _check_task_permits(request: Request, caller: Identity, operation: Ope
         return  # the parameter is invalid
     if operation.for_task in {ForTask.RELATED, ForTask.GROUP}:
         await check_related(request, caller, [id_], kind)
+    elif operation.for_task is ForTask.BELOW:
+        for other in await not_below(request, caller, {id_} - {caller.task.id}):
+            raise rules_transitions.not_below(caller, other)
     elif id_ != caller.task.id:
         raise rules_transitions.other_task(caller, id_)
 
@@ -641,6 +644,14 @@ async def unrelated(request: Request, caller: Identity, ids: Collection[UUID]) -
         return ()
     read = queue_state(request).runtime.database.read_short
     return await read(rules_task_tokens.unrelated, caller.task, ids)
+
+
+async def not_below(request: Request, caller: Identity, ids: Collection[UUID]) -> Collection[UUID]:
+    """Return those of these ids that are of no task below that of the caller's token."""
+    if caller.task is None or not ids:
+        return ()
+    read = queue_state(request).runtime.database.read_short
+    return await read(rules_task_tokens.not_below, caller.task, ids)
 
 
 def is_trusted(queue: QueueState, checked_at: float) -> bool:

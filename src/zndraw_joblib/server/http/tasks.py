@@ -1,6 +1,6 @@
 """Operations of tasks: submit, claim, report, read and act on them, alone and in batches."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from math import ceil
@@ -21,6 +21,7 @@ from zndraw_joblib.server.http.access import (
     check_job,
     check_readable,
     check_task_readable,
+    not_below,
     queue_state,
     unrelated,
     verify_writable_room,
@@ -451,12 +452,18 @@ async def update_task(
     return json_response(task)
 
 
-def _set_attempt(caller: Identity, update: TaskUpdateRequest, task_id: UUID) -> None:
-    """Let a report with the token of a task count for this attempt alone. Raises `Forbidden` for others."""
+def _set_attempt(
+    caller: Identity, update: TaskUpdateRequest, task_id: UUID, foreign: Collection[UUID] = ()
+) -> None:
+    """Let a report with the token of a task count for this attempt alone.
+
+    Raises `Forbidden` for other tasks, except that it may cancel those below its own; `foreign` are not.
+    """
     if caller.task is not None:
         if task_id != caller.task.id:
-            raise rules_transitions.other_task(caller, task_id)
-        if update.attempt is None:
+            if task_id in foreign or update.status != TaskStatus.CANCELLED:
+                raise rules_transitions.not_below(caller, task_id)
+        elif update.attempt is None:
             update.attempt = caller.task.attempt
 
 
@@ -614,12 +621,14 @@ async def report_tasks(
     8 MiB in all; the result of an item beyond has only its status and id.
     """
     items: list[Report | Exception] = []
+    own = None if caller.task is None else caller.task.id
+    foreign = await not_below(request, caller, {update.id for update in body.reports} - {own})
     for index, update in enumerate(body.reports):
         if update.worker_id is None:
             update.worker_id = body.worker_id
         try:
             rules_transitions.check_size("result", update.result)
-            _set_attempt(caller, update, update.id)
+            _set_attempt(caller, update, update.id, foreign)
         except ProblemException as problem:
             items.append(problem)
         else:

@@ -20,7 +20,7 @@ from pydantic_core import from_json, to_json
 from zndraw_joblib.server.db import runtime_settings
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.process.ports import Identity, TaskKey, UploadKey
-from zndraw_joblib.server.queue import rules_worker_tokens, sql_task_tokens
+from zndraw_joblib.server.queue import rules_transitions, rules_worker_tokens, sql_task_tokens
 from zndraw_joblib.server.queue.rules_tokens import ADMIN, OIDC_PREFIX
 from zndraw_joblib.wire.names import INTERNAL, RESERVED_IDS
 from zndraw_joblib.wire.problems import Unauthorized
@@ -151,11 +151,7 @@ async def _holder(tx: Transaction, about: Claim, *, has_stored_users: bool) -> I
     claim = about.task
     task = await sql_task_tokens.get(tx, claim.id)
     if task is None or task.status not in HELD or task.attempt != claim.attempt:
-        raise Unauthorized(
-            f"The token is of attempt {claim.attempt} of task {claim.id}, which does not hold the task any "
-            "more: it has ended, or was released or claimed again",
-            headers=_CHALLENGE,
-        )
+        raise rules_transitions.claim_ended(claim)
     users = (task.worker_owner_id, task.created_by)
     user = next((user for user in users if user is not None and user not in RESERVED_IDS), f"task:{claim.id}")
     owner = task.identity(user)
@@ -200,3 +196,8 @@ async def unrelated(tx: Transaction, claim: TaskKey, ids: Collection[UUID]) -> s
     """
     others = set(ids) - {claim.id}
     return others - await sql_task_tokens.related(tx, claim.id, others) if others else set()
+
+
+async def not_below(tx: Transaction, claim: TaskKey, ids: Collection[UUID]) -> set[UUID]:
+    """Return those of these ids that are of no task below that of a claim."""
+    return set(ids) - await sql_task_tokens.below(tx, claim.id, ids)

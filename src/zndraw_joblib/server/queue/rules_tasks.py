@@ -759,6 +759,20 @@ def most_body_bytes(items: Sequence[Report]) -> int:
     return 0
 
 
+def _named(items: Iterable[Report]) -> set[UUID]:
+    """Return the ids of the tasks of reports, and of those whose tokens cancel the tasks below them."""
+    return {item.task_id for item in items} | {item.caller.task.id for item in items if item.caller.task}
+
+
+def _reportable(item: Report, tasks: Mapping[UUID, TaskRecord]) -> TaskRecord:
+    """Return the task of a report. Raises `TaskNotFound`, or `Unauthorized` for a token that has ended."""
+    task = tasks.get(item.task_id)
+    if task is None:
+        raise TaskNotFound(f"Task {item.task_id} not found")
+    rules_transitions.check_claim(item.caller, task, tasks)
+    return task
+
+
 async def report(
     tx: Transaction, items: Sequence[Report], limits: LogLimits = DEFAULT_LIMITS
 ) -> list[ReportResult]:
@@ -766,15 +780,13 @@ async def report(
 
     The payload of a result is None if it is larger than `most_body_bytes`. `limits` are those of each log.
     """
-    current = await sql_tasks.lock(tx, list({item.task_id for item in items}), most_body_bytes(items))
+    current = await sql_tasks.lock(tx, list(_named(items)), most_body_bytes(items))
     now = await tx.now()
     decided: list[tuple[TaskRecord, Report, TaskRecord]] = []
     results: list[TaskRecord | ProblemException] = []
     for item in items:
-        task = current.get(item.task_id)
         try:
-            if task is None:
-                raise TaskNotFound(f"Task {item.task_id} not found")
+            task = _reportable(item, current)
             after = rules_transitions.decide(item.caller, task, item.update, now, random.random())  # noqa: S311 - jitter
         except ProblemException as problem:
             results.append(problem)

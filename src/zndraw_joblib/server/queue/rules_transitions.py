@@ -1,18 +1,20 @@
 """Decisions that need no database: permissions, limits, and the effect of a report on a task."""
 
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
 from pydantic_core import to_json
 
-from zndraw_joblib.server.process.ports import Identity
+from zndraw_joblib.server.process.ports import Identity, TaskKey
 from zndraw_joblib.server.queue.sql_reports import FENCE
 from zndraw_joblib.server.queue.sql_task_rows import TaskRecord, TaskState, ended_unstarted
 from zndraw_joblib.wire.messages import (
     MAX_ERROR_BYTES,
     MAX_JSON_BYTES,
     TaskActionRequest,
+    TaskResponse,
     TaskUpdateRequest,
     Verdict,
 )
@@ -30,6 +32,7 @@ from zndraw_joblib.wire.problems import (
     StaleReport,
     StartTimeout,
     TaskExpired,
+    Unauthorized,
     WorkerLost,
 )
 from zndraw_joblib.wire.scopes import DEFAULT_SCOPES, Scope, roles_with
@@ -82,6 +85,41 @@ def other_task(caller: Identity, id_: UUID, kind: str = "task") -> Forbidden:
     )
 
 
+def not_below(caller: Identity, id_: UUID) -> Forbidden:
+    """Return the refusal of a report, with the token of a task, on a task that it may not report on."""
+    own = None if caller.task is None else caller.task.id
+    return Forbidden(
+        f"Not authorized for task {id_}: the token reports on task {own} alone, and cancels only tasks "
+        "below it"
+    )
+
+
+def is_below(caller: Identity, task: TaskRecord | TaskResponse) -> bool:
+    """Return whether the task of the caller's token is the parent of a task, or the first of its tree."""
+    return caller.task is not None and caller.task.id in {task.parent, task.root}
+
+
+def claim_ended(claim: TaskKey) -> Unauthorized:
+    """Return the refusal of the token of a claim that does not hold its task."""
+    return Unauthorized(
+        f"The token is of attempt {claim.attempt} of task {claim.id}, which does not hold the task any "
+        "more: it has ended, or was released or claimed again",
+        headers={"WWW-Authenticate": "Bearer"},
+    )
+
+
+def check_claim(caller: Identity, task: TaskRecord, tasks: Mapping[UUID, TaskRecord]) -> None:
+    """Raise `Unauthorized` for a report on another task with the token of a claim that has ended.
+
+    `tasks` are locked, and that of the token is one of them.
+    """
+    if caller.task is None or caller.task.id == task.id:
+        return
+    own = tasks.get(caller.task.id)
+    if own is None or own.status not in HELD or own.attempt != caller.task.attempt:
+        raise claim_ended(caller.task)
+
+
 def other_job(caller: Identity, full_name: str, kind: str = "job") -> Forbidden:
     """Return the refusal of a caller that may submit and serve other jobs, or providers, only."""
     own = sorted(caller.jobs or ())
@@ -121,6 +159,8 @@ def truncate_error(error: str | None, limit: int = MAX_ERROR_BYTES) -> str | Non
 def roles_of(caller: Identity, task: TaskRecord) -> frozenset[Role]:
     """Return the roles of the caller for a task. Raise `Forbidden` if it has none."""
     if caller.task is not None:
+        if is_below(caller, task):
+            return frozenset({Role.SUBMITTER})
         if caller.task != (task.id, task.attempt):
             raise Forbidden(f"Not authorized: the token is of another claim than task {task.id} has")
         return frozenset({Role.WORKER})

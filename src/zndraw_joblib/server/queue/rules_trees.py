@@ -14,7 +14,13 @@ from uuid import UUID
 
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.process.ports import Identity
-from zndraw_joblib.server.queue import rules_audit, rules_successors, rules_tasks, sql_trees
+from zndraw_joblib.server.queue import (
+    rules_audit,
+    rules_successors,
+    rules_tasks,
+    rules_transitions,
+    sql_trees,
+)
 from zndraw_joblib.wire.messages import TaskResponse
 from zndraw_joblib.wire.problems import InvalidTaskTransition, StaleReport
 from zndraw_joblib.wire.scopes import Scope
@@ -82,8 +88,11 @@ async def cancel_below(read_in: Run, tops: Tops, cancel: Run) -> None:
 
 def may_cancel_below(caller: Identity, task: TaskResponse, problem: InvalidTaskTransition) -> bool:
     """Return whether the tasks below one that cannot be cancelled are, because it has ended."""
-    is_submitter = task.created_by == caller.id and caller.may(Scope.SUBMIT) and caller.is_in(task.room_id)
-    is_allowed = is_submitter or caller.operates(task.room_id)
+    if caller.task is not None:
+        is_allowed = rules_transitions.is_below(caller, task)
+    else:
+        is_own = task.created_by == caller.id and caller.may(Scope.SUBMIT) and caller.is_in(task.room_id)
+        is_allowed = is_own or caller.operates(task.room_id)
     return is_allowed and task.status in TERMINAL and not isinstance(problem, StaleReport)
 
 

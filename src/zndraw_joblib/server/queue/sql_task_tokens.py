@@ -69,6 +69,11 @@ SELECT id FROM joblib_group WHERE id = ANY (:all_id) AND task_id = :parent
     "id",
     id=UUID_TYPE,
 )
+_BELOW = statement(
+    "SELECT id FROM joblib_task WHERE id = ANY (:all_id) AND (parent = :parent OR root = :parent)",
+    "id",
+    id=UUID_TYPE,
+)
 _OWNER_OF_REQUEST = statement(
     """
 SELECT joblib_provider.owner_id
@@ -95,4 +100,10 @@ async def owner_of_request(tx: Transaction, provider_id: UUID, request_hash: str
 async def related(tx: Transaction, task_id: UUID, ids: Collection[UUID]) -> set[UUID]:
     """Return those of these ids that are predecessors of a task, what it has submitted, or its groups."""
     rows = await tx.execute(_RELATED, {"parent": task_id, "all_id": padded(sorted(ids))})
+    return set(rows.scalars())
+
+
+async def below(tx: Transaction, task_id: UUID, ids: Collection[UUID]) -> set[UUID]:
+    """Return those of these tasks whose parent, or the first of whose tree, is a task."""
+    rows = await tx.execute(_BELOW, {"parent": task_id, "all_id": padded(sorted(ids))})
     return set(rows.scalars())
