@@ -9,8 +9,9 @@ from uuid import UUID
 
 import pytest
 from databases import on_both, on_postgresql
-from replica import SUBMITTER, OpenReplica, Replica
+from replica import SUBMITTER, TIMEOUT, OpenReplica, Replica
 from sqlalchemy import delete, func, select, text, update
+from waiting import until
 
 from service.test_successors import batch, end, handle, handle_free, report
 from zndraw_joblib.server.background.successors import Successors
@@ -18,6 +19,7 @@ from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.errors import RepeatTransaction
 from zndraw_joblib.server.db.statements import statement
 from zndraw_joblib.server.db.tables import Edge, Group, Task, TaskResult, Wave
+from zndraw_joblib.server.host.mount import start, stop
 from zndraw_joblib.server.queue import (
     rules_ends,
     rules_groups,
@@ -67,6 +69,56 @@ async def test_no_task_waits_for_itself(replica: Replica) -> None:
         await end(replica, job)
     assert (await replica.get(waiting.id)).status == "completed"
     assert await replica.rows(Group.__table__, Group.__table__.c.ended_at.is_(None)) == []
+
+
+@on_both
+async def test_the_loop_goes_on_after_reads_that_fail(
+    replica: Replica, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also if the read that follows the error fails: else nothing would be released on this server again."""
+    job = await replica.register()
+    first = await replica.submit(job)
+    second = await replica.submit(job, after={"tasks": [first.id]})
+    database, failed = replica.runtime.database, 0
+
+    async def fail(_: Any, statement: Any, __: Any) -> None:
+        nonlocal failed
+        if "joblib_wave" in str(statement):
+            failed += 1
+            raise LookupError("the index is damaged")
+
+    database.on_statement = fail
+    running = asyncio.create_task(Successors(replica.runtime).run())
+    try:
+        await until(lambda: failed == 2)
+        database.on_statement = None
+        claimed = await replica.claim_task(job.worker_id)
+        await report(replica, claimed.id)
+        assert (await replica.claim_task(job.worker_id, wait=20)).id == second.id
+        assert not running.done()
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
+    assert "the index is damaged" in caplog.text
+
+
+async def test_a_loop_of_a_server_that_fails_begins_again(caplog: pytest.LogCaptureFixture) -> None:
+    """No error ends it without a word; a loop that ends or is cancelled stays so."""
+    runs, is_again = 0, asyncio.Event()
+
+    async def run() -> None:
+        nonlocal runs
+        runs += 1
+        if runs == 1:
+            raise LookupError("a surprise")
+        is_again.set()
+        await asyncio.sleep(TIMEOUT)
+
+    loop = start("surprises", run)
+    await asyncio.wait_for(is_again.wait(), TIMEOUT)
+    await stop([loop])
+    assert (runs, loop.cancelled()) == (2, True)
+    assert "The loop 'surprises' of this server has failed" in caplog.text
 
 
 @on_both

@@ -151,7 +151,8 @@ class Successors:
     async def _handle_others(self) -> None:
         """Handle each end by itself, after one of them has failed: it does not stop the others."""
         after, read = 0, self._runtime.database.read
-        with suppress(ServiceUnavailable):
+        # What fails here too, such as a read, was logged before.
+        with suppress(Exception):
             last = await read(sql_successors.last_wave_number)
             while numbers := await read(sql_successors.wave_numbers, after, last, MAX_TASKS):
                 for after in numbers:

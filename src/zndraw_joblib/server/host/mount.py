@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 from fastapi import Depends, FastAPI, Request
 from starlette.middleware import Middleware
 
+from zndraw_joblib.jobs.logs import ExponentialBackoff
 from zndraw_joblib.server.admin.overviews import Overviews
 from zndraw_joblib.server.background.end_hooks import EndHooks, Hook
 from zndraw_joblib.server.background.loops import CLOCK, Health, Metrics, Rollups, Scheduler, ServerReports
@@ -69,10 +70,26 @@ from zndraw_joblib.wire.events import Emission
 from zndraw_joblib.wire.names import rooms_with_frames
 from zndraw_joblib.wire.scopes import Scope
 
+logger = logging.getLogger(__name__)
+# Before a loop that has failed begins again.
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 30.0
 
-def start(name: str, loop: Any) -> asyncio.Task[None]:
-    """Return the task that runs a loop."""
-    return asyncio.create_task(loop, name=f"zndraw-joblib {name}")
+
+def start(name: str, run: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
+    """Return the task that runs a loop, and runs it again after an error that should not have ended it."""
+    return asyncio.create_task(_kept(name, run), name=f"zndraw-joblib {name}")
+
+
+async def _kept(name: str, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    backoff = ExponentialBackoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
+    while True:
+        try:
+            await run()
+            return
+        except Exception:
+            pause = backoff.next()
+            logger.exception("The loop %r of this server has failed; it begins again in %.1f s", name, pause)
+            await asyncio.sleep(pause)
 
 
 async def stop(loops: Sequence[asyncio.Task[None]]) -> None:
@@ -115,7 +132,6 @@ def on_stop_signals(act: Callable[[], Any]) -> Iterator[None]:
 
 # Call the host after providers were removed with their workers.
 
-logger = logging.getLogger(__name__)
 OnProvidersRemoved = Callable[[list[str]], Awaitable[object]]
 
 _SECONDS = 60.0
@@ -379,23 +395,22 @@ class JobLib(HostApi):
         if self.rooms is not None:
             self.rooms.install_handlers()
         open_connection = await connection_factory(self.settings, self.runtime.database.pubsub_connection)
-        pubsub = (
-            [] if open_connection is None else [start("pub/sub", self.runtime.pubsub.run(open_connection))]
-        )
+        hints = None if open_connection is None else partial(self.runtime.pubsub.run, open_connection)
+        pubsub = [] if hints is None else [start("pub/sub", hints)]
         running = [
-            start("scheduler", self._scheduler.run()),
-            start("sweeper", self.sweeper.run()),
-            start("dispatcher", self.dispatcher.run()),
-            start("statistics", self.rollups.run()),
-            start("on_end", self.end_hooks.run()),
-            start("webhooks", self.webhooks.run()),
-            start("successors", self.successors.run()),
+            start("scheduler", self._scheduler.run),
+            start("sweeper", self.sweeper.run),
+            start("dispatcher", self.dispatcher.run),
+            start("statistics", self.rollups.run),
+            start("on_end", self.end_hooks.run),
+            start("webhooks", self.webhooks.run),
+            start("successors", self.successors.run),
         ]
-        running += [start(name, run()) for name, run in self._loops_of_callers().items()]
+        running += [start(name, run) for name, run in self._loops_of_callers().items()]
         try:
             with on_stop_signals(self.begin_stop):
                 async with self._offered_internal_jobs():
-                    running.append(start("schedules", self.schedules.run()))
+                    running.append(start("schedules", self.schedules.run))
                     yield
         finally:
             self.begin_stop()
