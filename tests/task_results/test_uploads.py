@@ -430,6 +430,25 @@ async def test_an_abandoned_upload_is_deleted(
     assert await contents(joblib, rows, joblib.settings.task_result_directory) == 0
 
 
+@pytest.mark.parametrize("place", [("files", "sqlite")], ids="-".join, indirect=True)
+async def test_content_that_cannot_be_deleted_stops_no_other(
+    client: httpx.AsyncClient, joblib: JobLib, rows: AsyncEngine, store_settings: ServerSettings
+) -> None:
+    """Here a folder is in the place of a file. Else no room would ever be free again."""
+    for task in await hold(client, 2):
+        await upload(client, task)
+        await report(client, task, "completed", attempt=1)
+    await expire_all(rows)
+    first, _ = await joblib.runtime.database.read(rules_results.expired_content)
+    name = first.content_key.rpartition(":")[2]
+    file = Path(str(store_settings.task_result_directory)) / name[:2] / name
+    file.unlink()
+    file.mkdir()
+    assert (await joblib.task_results.prune()).deleted == 1
+    assert (await joblib.task_results.prune()).deleted == 0
+    assert await total(joblib) == len(LARGE) + sql_results.RESULT_BYTES
+
+
 async def test_provider_results_evict_no_task_result(
     client: httpx.AsyncClient, held: dict[str, Any], joblib: JobLib, store_settings: ServerSettings
 ) -> None:

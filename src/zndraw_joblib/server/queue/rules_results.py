@@ -1,5 +1,6 @@
 """The results of tasks: the rules of an upload, and which result a task has."""
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -37,7 +38,7 @@ from zndraw_joblib.wire.statuses import Role, TaskStatus
 STEP_BYTES = 1024 * 1024
 # An upload whose server has ended is deleted after this time; one that is under way extends it.
 LEASE = timedelta(minutes=10)
-_PER_BATCH = 64
+PER_BATCH = 64
 # Content that a task still needs, and that expires so soon, is kept so much longer.
 _SOON, _POSTPONED = timedelta(hours=1), timedelta(days=1)
 
@@ -153,18 +154,18 @@ async def abandon(tx: Transaction, n: int) -> Deletable | None:
 
 async def to_check(tx: Transaction) -> list[Unconfirmed]:
     """Return a batch of results whose attempts may be over without having completed."""
-    return await sql_results.to_check(tx, _PER_BATCH)
+    return await sql_results.to_check(tx, PER_BATCH)
 
 
 async def checked(tx: Transaction, results: list[Unconfirmed]) -> Pruned:
     """Keep the results of attempts that have completed or run; take away the others."""
     await sql_results.checked(tx, results)
-    return Pruned(0, len(results) == _PER_BATCH)
+    return Pruned(0, len(results) == PER_BATCH)
 
 
 async def needed_content(tx: Transaction) -> list[int]:
     """Return a batch of content that expires soon and that tasks which wait for others will need."""
-    return await sql_results.needed(tx, await tx.now() + _SOON, _PER_BATCH)
+    return await sql_results.needed(tx, await tx.now() + _SOON, PER_BATCH)
 
 
 async def postpone(tx: Transaction, numbers: list[int]) -> Pruned:
@@ -173,15 +174,14 @@ async def postpone(tx: Transaction, numbers: list[int]) -> Pruned:
     return Pruned(0, may_be_more=True)
 
 
-async def expired_content(tx: Transaction) -> list[Deletable]:
-    """Return a batch of content to delete."""
-    return await sql_results.expired(tx, _PER_BATCH)
+async def expired_content(tx: Transaction, but: Sequence[int] = ()) -> list[Deletable]:
+    """Return a batch of content to delete, without that of the rows `but`."""
+    return await sql_results.expired(tx, PER_BATCH, but)
 
 
-async def forget(tx: Transaction, deleted: list[Deletable]) -> Pruned:
+async def forget(tx: Transaction, deleted: list[Deletable]) -> None:
     """Record that content was deleted."""
     await sql_results.forget(tx, [item.n for item in deleted])
-    return Pruned(len(deleted), len(deleted) == _PER_BATCH)
 
 
 def _full(error: NoRoom, quota: Quota) -> ProblemException:

@@ -212,6 +212,7 @@ SELECT {", ".join(ResultRecord._fields)} FROM joblib_task_result WHERE task_seq 
 _EXPIRED = statement(
     """
 SELECT n, content_key FROM joblib_task_result WHERE content_key IS NOT NULL AND expires_at <= :now
+    AND NOT (n = ANY (:all_n))
 ORDER BY expires_at LIMIT :limit
 """,
     *Deletable._fields,
@@ -357,9 +358,9 @@ async def current(tx: Transaction, tasks: Sequence[TaskRecord]) -> dict[UUID, St
     }
 
 
-async def expired(tx: Transaction, limit: int) -> list[Deletable]:
-    """Return content that is to be deleted, the oldest first."""
-    rows = await tx.execute(_EXPIRED, {"now": await tx.now(), "limit": limit})
+async def expired(tx: Transaction, limit: int, but: Sequence[int] = ()) -> list[Deletable]:
+    """Return content that is to be deleted, the oldest first, without that of the rows `but`."""
+    rows = await tx.execute(_EXPIRED, {"now": await tx.now(), "limit": limit, "all_n": padded(but)})
     return [Deletable(*row) for row in rows]
 
 

@@ -10,6 +10,9 @@ from hashlib import sha256
 from typing import Any, NamedTuple, Protocol
 from uuid import UUID, uuid4
 
+from cachetools import TTLCache
+
+from zndraw_joblib.jobs.logs import log_failed_work
 from zndraw_joblib.jobs.results import Content
 from zndraw_joblib.server.db.values import KEPT
 from zndraw_joblib.server.process.ports import ContentStore, ResultBackend
@@ -27,6 +30,8 @@ from zndraw_joblib.wire.progress import StoredResult
 
 logger = logging.getLogger(__name__)
 _EXTEND_SECONDS = LEASE.total_seconds() / 5
+# So many failures in a row end a batch of deletions; so much content is left out afterwards, and so long.
+_MAX_FAILURES, _MAX_UNDELETED, _UNDELETED_SECONDS = 3, 1000, 600.0
 # Each step in which an upload reserves room doubles what it has, up to this size.
 _LONGEST_STEP = 16 * STEP_BYTES
 
@@ -149,6 +154,8 @@ class TaskResults:
         self._runtime = runtime
         self._incoming = IncomingBytes(runtime.settings, "max_task_result_bytes")
         self._under_way: dict[UUID, _Ending] = {}
+        # The numbers of results whose content the store did not delete.
+        self._undeleted: TTLCache[int, None] = TTLCache(_MAX_UNDELETED, _UNDELETED_SECONDS)
 
     async def upload(self, upload: Upload, info: ContentInfo, chunks: AsyncIterator[bytes]) -> StoredResult:
         """Store the content of a task's result, and make it the result while the attempt holds the task.
@@ -226,7 +233,8 @@ class TaskResults:
         try:
             deletable: Deletable | None = await self._runtime.write(rules_results.abandon, n)
             if deletable is not None:
-                await self._delete([deletable])
+                await self._store.delete(deletable.content_key)
+                await self._runtime.write(rules_results.forget, [deletable])
         except Exception as error:
             logger.warning("The content of a failed upload is deleted later: %r", error)
 
@@ -248,17 +256,36 @@ class TaskResults:
         if needed:
             postponed: Pruned = await self._runtime.write(rules_results.postpone, needed)
             return Pruned(rest.deleted, postponed.may_be_more)
-        expired: list[Deletable] = await self._runtime.database.read(rules_results.expired_content)
+        expired: list[Deletable] = await self._runtime.database.read(
+            rules_results.expired_content, sorted(self._undeleted)
+        )
         pruned = await self._delete(expired)
         return Pruned(pruned.deleted, pruned.may_be_more or rest.may_be_more)
 
     async def _delete(self, results: Sequence[Deletable]) -> Pruned:
+        """Delete content. What the store does not delete is left out for a while: it stops no other.
+
+        After some failures in a row it ends, and raises the last: the store may be away.
+        """
+        deleted: list[Deletable] = []
+        failures, failure = 0, None
         for result in results:
-            await self._store.delete(result.content_key)
-        if not results:
-            return Pruned(0, may_be_more=False)
-        pruned: Pruned = await self._runtime.write(rules_results.forget, list(results))
-        return pruned
+            try:
+                await self._store.delete(result.content_key)
+            except Exception as error:
+                failures, failure = failures + 1, error
+                self._undeleted[result.n] = None
+                log_failed_work(logger, error, f"A result is deleted later (n={result.n})")
+                if failures == _MAX_FAILURES:
+                    break
+            else:
+                failures = 0
+                deleted.append(result)
+        if deleted:
+            await self._runtime.write(rules_results.forget, deleted)
+        if failure is not None and failures == _MAX_FAILURES:
+            raise failure
+        return Pruned(len(deleted), may_be_more=len(results) == rules_results.PER_BATCH)
 
     async def close(self) -> None:
         """Close the connections of this event loop."""
