@@ -81,6 +81,20 @@ async def test_a_token_serves_its_jobs_until_it_has_claimed_its_tasks(
     assert [(entry["actor"], entry["target"]) for entry in audit] == [("admin", issued["name"])]
 
 
+async def test_each_worker_of_a_token_has_its_labels(
+    client: httpx.AsyncClient, bearer: Callable[..., Any]
+) -> None:
+    """Also one that the registration of a provider makes, and that then serves a job."""
+    issued = await issue(client, labels={"gpu": "a100"})
+    async with bearer(issued["token"]) as server:
+        provider = PROVIDER | {"worker": {"labels": {"gpu": "h100", "host": "n1"}}}
+        worker_id = (await server.put(f"{V1}/rooms/lab/providers", json=provider)).json()["worker_id"]
+        job = await server.put(f"{V1}/rooms/lab/jobs", json={**JOB, "worker_id": worker_id})
+        assert job.status_code == 201
+        worker = (await server.get(f"{V1}/workers/{worker_id}")).json()
+        assert worker["labels"] == {"gpu": "a100", "host": "n1"}
+
+
 async def test_a_token_has_no_other_rights(
     client: httpx.AsyncClient, app: FastAPI, bearer: Callable[..., Any], runtime: Runtime
 ) -> None:

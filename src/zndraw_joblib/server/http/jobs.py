@@ -12,6 +12,7 @@ from zndraw_joblib.server.http.access import QueueState, check_job, check_operat
 from zndraw_joblib.server.http.requests import Omissible
 from zndraw_joblib.server.http.routing import NamedJob, Paging, json_response, serves
 from zndraw_joblib.server.http.schedules import checked_schedule
+from zndraw_joblib.server.http.worker_tokens import with_labels
 from zndraw_joblib.server.process.ports import Identity, Page, RequestKey
 from zndraw_joblib.server.queue import (
     rules_audit,
@@ -68,7 +69,7 @@ async def register_job(
             errors = (problem.problem.model_extra or {}).get("errors")
             raise InvalidRequest(f"schedule of job {str(name)!r}: {problem}", errors=errors) from problem
     if body.worker_id is None or body.worker is not None:
-        body.worker = _with_labels(caller, body.worker)
+        body.worker = with_labels(caller, body.worker)
     if body.worker_id is None:
         await runtime.stored.take(runtime.stored.workers, caller.id, [key])
     await runtime.stored.jobs.prepare(caller.id)
@@ -252,14 +253,6 @@ async def get_job(runtime: Runtime, caller: Identity, room_id: str, name: NamedJ
 # Workers.
 
 
-def _with_labels(caller: Identity, info: WorkerInfo | None) -> WorkerInfo | None:
-    """Return what a worker says about itself, with the labels of its token."""
-    if caller.worker is None or not caller.worker.labels:
-        return info
-    info = info or WorkerInfo()
-    return info.model_copy(update={"labels": {**(info.labels or {}), **dict(caller.worker.labels)}})
-
-
 @serves(ops.CREATE_WORKER)
 async def create_worker(
     runtime: Runtime, caller: Identity, key: RequestKey | None, body: WorkerInfo | None = None
@@ -268,7 +261,7 @@ async def create_worker(
     interval = runtime.settings.heartbeat_seconds
     await runtime.stored.take(runtime.stored.workers, caller.id, [key])
     create = once(key, WORKER, rules_workers.create)
-    worker = await runtime.write(create, caller=caller, interval=interval, info=_with_labels(caller, body))
+    worker = await runtime.write(create, caller=caller, interval=interval, info=with_labels(caller, body))
     return json_response(worker, 201)
 
 
@@ -306,7 +299,7 @@ async def send_heartbeat(
     response = await runtime.heartbeat(caller, worker_id, named, body.max_tasks, refused)
     if body.tokens:
         await runtime.task_tokens.renew(caller, zip(body.tasks, response.tasks, strict=True))
-    if (info := body.worker and _with_labels(caller, body.worker)) is not None:
+    if (info := body.worker and with_labels(caller, body.worker)) is not None:
         await runtime.write_short(rules_workers.describe, worker_id, info)
     return json_response(response)
 

@@ -41,6 +41,7 @@ from zndraw_joblib.server.http.routing import (
     receive_body,
     serves,
 )
+from zndraw_joblib.server.http.worker_tokens import with_labels
 from zndraw_joblib.server.process.ports import PART_BYTES, Identity, RequestKey, ResultBackend
 from zndraw_joblib.server.queue import rules_providers, rules_results, rules_successors
 from zndraw_joblib.server.queue.rules_idempotency import NOTHING, Answers, answers_of, once
@@ -352,6 +353,7 @@ async def register_provider(
     item = rules_providers.ProviderToRegister(caller, room_id, body, add_provider)
     rules_providers.check(item, runtime.settings.allowed_provider_categories)
     if body.worker_id is None:
+        body.worker = with_labels(caller, body.worker)
         await runtime.stored.take(runtime.stored.workers, caller.id, [key])
     await runtime.stored.providers.prepare(caller.id)
     provider, is_new = await runtime.write(once(key, _REGISTERED, rules_providers.register), item=item)

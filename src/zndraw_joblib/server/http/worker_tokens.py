@@ -8,8 +8,17 @@ from zndraw_joblib.server.http.routing import json_response, serves
 from zndraw_joblib.server.process.ports import Identity
 from zndraw_joblib.server.queue import rules_audit, rules_worker_tokens
 from zndraw_joblib.wire import operations as ops
+from zndraw_joblib.wire.messages import WorkerInfo
 from zndraw_joblib.wire.problems import NoTokens
 from zndraw_joblib.wire.worker_tokens import WorkerTokenRequest
+
+
+def with_labels(caller: Identity, info: WorkerInfo | None) -> WorkerInfo | None:
+    """Return what a worker says about itself, with the labels of its token."""
+    if caller.worker is None or not caller.worker.labels:
+        return info
+    info = info or WorkerInfo()
+    return info.model_copy(update={"labels": {**(info.labels or {}), **dict(caller.worker.labels)}})
 
 
 @serves(ops.CREATE_WORKER_TOKEN)
