@@ -10,7 +10,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError, SchemaValidator
 
 from zndraw_joblib.wire.groups import GroupResponse
 from zndraw_joblib.wire.messages import TaskResponse
-from zndraw_joblib.wire.successors import RESULT_VALUE, ResultOf, places, value_at, with_referenced
+from zndraw_joblib.wire.successors import RESULT_VALUE, ResultOf, result_nodes, value_at, with_referenced
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -151,7 +151,7 @@ def after_of(after: Any, payload: Any, earlier: EarlierTasks) -> dict[str, Any] 
         else:
             tasks.append(_task_of(item, earlier))
     groups += map(str, fields.pop("ids", ()))
-    for _, node in places(payload):
+    for node in result_nodes(payload):
         value = node[RESULT_VALUE]
         task = value.get("task") if isinstance(value, dict) else None
         if isinstance(task, str) and task.startswith(_NEW):

@@ -5,13 +5,17 @@ paths to such values are found once for each schema, and kept as JSON: a list of
 name, the index of an item, or null for all names and items.
 
 What the search does not understand, or what takes it too long, hides more: a value whose schema refers to
-itself is hidden as a whole if it has a secret, and a schema with other references hides all values.
+itself is hidden as a whole if it has a secret, and a schema with other references hides all values. So is a
+value to which many paths lead, because each part of it would be compared with all of them.
 """
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
+from itertools import islice
 from typing import Any
+
+from zndraw_joblib.wire.pointers import Way, beginning_of
 
 # As pydantic shows a `SecretStr`.
 MASK = "**********"
@@ -20,6 +24,12 @@ _ALL: _Path = (None,)
 # The paths that hide all values.
 ALL_PATHS = "[[null]]"
 _MAX_STEPS, _MAX_DEPTH, _MAX_PATHS = 20_000, 32, 500
+# Of several schemas together, as those of the versions of a job; and the characters of all names in paths.
+_MAX_JOINED, _MAX_CHARACTERS = 5_000, 256 * 1024
+# A value to which more paths lead is secret as a whole.
+_MAX_TREES = 8
+# So many places of the mask in a payload are named.
+_MAX_PLACES = 100
 _SAME_VALUE = ("if", "then", "else", "not")
 _SAME_VALUE_LISTS = ("allOf", "anyOf", "oneOf")
 _LISTS = (*_SAME_VALUE_LISTS, "prefixItems")
@@ -52,7 +62,8 @@ def masked_paths(schema: Any) -> str | None:
         paths = search.paths
     except (_NotUnderstood, AttributeError, LookupError, TypeError, ValueError, RecursionError):
         paths = {_ALL}
-    if () in paths:
+    size = sum(len(step) for path in paths for step in path if isinstance(step, str))
+    if () in paths or size > _MAX_CHARACTERS:
         paths = {_ALL}
     return json.dumps(sorted(paths, key=json.dumps)) if paths else None
 
@@ -63,6 +74,8 @@ def joined_paths(texts: Iterable[str | None]) -> str | None:
     if len(distinct) < 2:
         return next(iter(distinct), None)
     paths = {json.dumps(path) for text in distinct for path in json.loads(text)}
+    if len(paths) > _MAX_JOINED or sum(map(len, paths)) > 2 * _MAX_CHARACTERS:
+        return ALL_PATHS
     return f"[{', '.join(sorted(paths))}]"
 
 
@@ -83,12 +96,14 @@ def without_secrets(payload: Any, paths: str | None) -> Any:
 
 
 def places_of_mask(payload: Any, paths: str | None) -> list[str]:
-    """Return the JSON pointers of secret values that are the mask, which an answer had in their place."""
-    return (
-        []
-        if paths is None
-        else [place for place, value in _secrets(payload, [_tree(paths)], "") if value == MASK]
-    )
+    """Return the JSON pointers of secret values that are the mask, which an answer had in their place.
+
+    They are the first hundred; of a long one it is about the first thousand characters.
+    """
+    if paths is None:
+        return []
+    ways = (way for way, value in _secrets(payload, [_tree(paths)], None) if value == MASK)
+    return list(map(beginning_of, islice(ways, _MAX_PLACES)))
 
 
 def _is_secret(node: Mapping[str, Any]) -> bool:
@@ -203,8 +218,13 @@ def _tree(paths: str) -> _Tree:
     return tree
 
 
+def _is_whole(trees: list[_Tree]) -> bool:
+    """Return whether a value to which these trees lead is secret as a whole."""
+    return len(trees) > _MAX_TREES or not all(trees)
+
+
 def _masked(value: Any, trees: list[_Tree]) -> Any:
-    if not all(trees):
+    if _is_whole(trees):
         return None if value is None else MASK
     changed: Any = None
     for key, part, below in _below(value, trees):
@@ -215,14 +235,13 @@ def _masked(value: Any, trees: list[_Tree]) -> Any:
     return value if changed is None else changed
 
 
-def _secrets(value: Any, trees: list[_Tree], place: str) -> Iterator[tuple[str, Any]]:
-    """Yield the secret values, each with its JSON pointer."""
-    if not all(trees):
-        yield place, value
+def _secrets(value: Any, trees: list[_Tree], way: Way) -> Iterator[tuple[Way, Any]]:
+    """Yield the secret values, each with the way to it."""
+    if _is_whole(trees):
+        yield way, value
         return
     for key, part, below in _below(value, trees):
-        step = str(key).replace("~", "~0").replace("/", "~1")
-        yield from _secrets(part, below, f"{place}/{step}")
+        yield from _secrets(part, below, (way, key))
 
 
 def _below(value: Any, trees: list[_Tree]) -> Iterator[tuple[Any, Any, list[_Tree]]]:

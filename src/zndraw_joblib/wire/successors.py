@@ -8,6 +8,7 @@ from uuid import UUID
 from pydantic import ConfigDict, Field, StrictInt, field_validator, model_validator
 
 from zndraw_joblib.wire.bodies import RequestBody, ResponseBody
+from zndraw_joblib.wire.pointers import MAX_POINTER, find, pointer_of
 
 # How many predecessors a task may have: tasks and groups together.
 MAX_PREDECESSORS = 100
@@ -15,7 +16,6 @@ MAX_PREDECESSORS = 100
 MAX_BATCH_PREDECESSORS = 10_000
 # In a payload, an object with only this key stands for the result of a predecessor.
 RESULT_VALUE = "$result"
-MAX_POINTER = 1000
 # A result that is longer as JSON is handed over as a reference, which the worker's SDK reads.
 MAX_INLINE_BYTES = 64 * 1024
 _REFERENCE = {RESULT_VALUE, "id"}
@@ -176,17 +176,21 @@ def value_at(value: Any, pointer: str) -> Any:
 
 
 def places(payload: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the values of a payload that have the key ``$result`` alone, each with its JSON pointer."""
-    stack: list[tuple[str, Any]] = [("", payload)]
-    while stack:
-        place, node = stack.pop()
-        if isinstance(node, dict):
-            if node.keys() == {RESULT_VALUE}:
-                yield place, node
-                continue
-            stack += [(f"{place}/{_escaped(str(key))}", part) for key, part in node.items()]
-        elif isinstance(node, list):
-            stack += [(f"{place}/{index}", part) for index, part in enumerate(node)]
+    """Yield the values of a payload that have the key ``$result`` alone, each with its JSON pointer.
+
+    Raises ValueError if a pointer has more than 1,000 characters.
+    """
+    for way, node in find(payload, _stands_for_result):
+        yield pointer_of(way), node
+
+
+def result_nodes(payload: Any) -> Iterator[Any]:
+    """Yield the values of a payload that have the key ``$result`` alone."""
+    return (node for _, node in find(payload, _stands_for_result))
+
+
+def _stands_for_result(node: dict[str, Any]) -> bool:
+    return node.keys() == {RESULT_VALUE}
 
 
 def with_values(payload: Any, value_of: Callable[[Any], Any]) -> Any:
@@ -220,7 +224,3 @@ def referenced_results(payload: Any) -> list[ResultOf]:
     references: list[ResultOf] = []
     with_referenced(payload, references.append)
     return references
-
-
-def _escaped(key: str) -> str:
-    return key.replace("~", "~0").replace("/", "~1")

@@ -40,6 +40,7 @@ from zndraw_joblib.wire.groups import (
 from zndraw_joblib.wire.masks import ALL_PATHS, joined_paths, without_secrets
 from zndraw_joblib.wire.messages import TaskResponse
 from zndraw_joblib.wire.names import INTERNAL, split_name
+from zndraw_joblib.wire.pointers import MAX_POINTER, beginning_of, find, pointer_of
 from zndraw_joblib.wire.problems import GroupNotFound, InvalidPayload, JobNotFound, ProblemException
 from zndraw_joblib.wire.statuses import StatusCounts, TaskStatus
 
@@ -337,29 +338,21 @@ def is_filled(value: Any) -> bool:
     return isinstance(value, dict) and value.keys() == {GROUP_VALUE}
 
 
-def _places(value: Any, at: str = "") -> Iterable[str]:
+def _places(payload: Any) -> Iterable[str]:
     """Yield the JSON pointers of the values that are filled in. Raises `InvalidPayload` for unknown ones."""
-    stack = [(at, value)]
-    while stack:
-        place, node = stack.pop()
-        if is_filled(node):
-            if node[GROUP_VALUE] not in _FILLED:
-                raise InvalidPayload(
-                    f"payload{place}/{GROUP_VALUE}: it must be one of {', '.join(_FILLED)}, "
-                    f"not {node[GROUP_VALUE]!r}"
-                )
-            yield place
-        elif isinstance(node, dict):
-            stack += [(f"{place}/{_escaped(str(key))}", part) for key, part in node.items()]
-        elif isinstance(node, list):
-            stack += [(f"{place}/{index}", part) for index, part in enumerate(node)]
+    for way, node in find(payload, is_filled):
+        if node[GROUP_VALUE] not in _FILLED:
+            raise InvalidPayload(
+                f"payload{beginning_of(way)[:MAX_POINTER]}/{GROUP_VALUE}: it must be one of "
+                f"{', '.join(_FILLED)}, not {node[GROUP_VALUE]!r:.100}"
+            )
+        try:
+            yield pointer_of(way)
+        except ValueError as error:
+            raise InvalidPayload(f"payload: a {GROUP_VALUE}: {error}") from None
 
 
 _FILLED = ("counts", "results")
-
-
-def _escaped(key: str) -> str:
-    return key.replace("~", "~0").replace("/", "~1")
 
 
 def _filled(value: Any, group_id: UUID, counts: Mapping[str, int]) -> Any:

@@ -30,6 +30,7 @@ from zndraw_joblib.wire.successors import (
     OnFailure,
     TaskAfter,
     places,
+    result_nodes,
     result_of,
     with_values,
 )
@@ -43,7 +44,11 @@ _MAX_NAMED = 10
 def filled_places(payload: Mapping[str, Any], after: After) -> frozenset[str]:
     """Return the JSON pointers of the values of a payload that are results. Raises `InvalidRequest`."""
     found = set()
-    for place, value in places(payload):
+    try:
+        values = list(places(payload))
+    except ValueError as error:
+        raise _invalid(f"payload: a $result: {error}", "payload", "invalid_result_value") from None
+    for place, value in values:
         try:
             result = result_of(value)
         except ValueError as error:
@@ -283,7 +288,7 @@ async def reasons(tx: Transaction, task: TaskRecord) -> list[Reason]:
     held = [edge for edge in edges if edge.status is not None]
     if held:
         # `run-now` refuses a task whose payload has no value without the result.
-        needed = {result.task for _, value in places(task.payload) if (result := result_of(value))}
+        needed = {result.task for value in result_nodes(task.payload) if (result := result_of(value))}
         run = "" if any(edge.predecessor in needed for edge in held) else "run this task now, or "
         what = "its tasks that failed" if held[0].source < 0 else "that"
         detail = f"It is held (on_failure=hold), because {_named(held)} did not complete: retry {what}, or "

@@ -48,6 +48,7 @@ from zndraw_joblib.wire.successors import (
     ResultOf,
     places,
     reference_to,
+    result_nodes,
     result_of,
     value_at,
     with_values,
@@ -526,7 +527,7 @@ def raise_if_unfit(errors: Sequence[Mapping[str, str]], references: Sequence[str
 
 
 def _raise_if_open(results: Mapping[UUID, SourceResult | None], payload: dict[str, Any]) -> None:
-    for _, node in places(payload):
+    for node in result_nodes(payload):
         value = _result_of(node)
         source = None if value is None or not isinstance(value.task, UUID) else results.get(value.task)
         if source is not None and source.status != COMPLETED:
