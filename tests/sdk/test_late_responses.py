@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
+from uuid import uuid4
 
 import httpx
 from waiting import wait_until
@@ -15,7 +16,7 @@ from zndraw_joblib.wire.statuses import TaskStatus
 from zndraw_joblib.worker.manager import JobManager
 from zndraw_joblib.worker.reports import Reports
 from zndraw_joblib.worker.rest import RestApi
-from zndraw_joblib.worker.tasks import HeldTasks
+from zndraw_joblib.worker.tasks import ClaimedTask, HeldTasks
 
 Make = Callable[..., JobManager]
 
@@ -89,6 +90,25 @@ def test_many_tasks_are_released_over_a_slow_connection(worker: Make, room: str,
     assert {manager.get_task(task_id).status for task_id in ids} == {TaskStatus.PENDING}
     assert [step.reason for step in manager.history(ids[-1]).transitions] == ["submitted", None, "released"]
     assert (proxy.reports, held.to_name()) == (2, [])
+
+
+def test_more_tasks_than_a_request_may_have_are_released(worker: Make, room: str, api: Connection) -> None:
+    """As when the allocation of a worker with large batches ends: else all would be lost with the worker."""
+    manager, held = worker(), HeldTasks()
+    manager.register(Add, room=room)
+    manager.submit_many([Add() for _ in range(1001)], room=room)
+    worker_id = manager.worker_id
+    assert worker_id is not None
+    tasks = [
+        ClaimedTask(str(task.id), "", room, None, task.attempt, worker_id=worker_id)
+        for _ in range(2)
+        for task in RestApi(api).claim(worker_id, 0, uuid4(), 1000)[0].tasks or ()
+    ]
+    held.add(*tasks)
+    assert manager.tasks(room, status=TaskStatus.CLAIMED, limit=1).total == 1001
+    Reports(RestApi(api), held, threading.Event()).try_release(*tasks)
+    assert manager.tasks(room, status=TaskStatus.PENDING, limit=1).total == 1001
+    assert held.to_name() == []
 
 
 def test_a_host_that_exits_in_a_release_does_not_hang_the_stop(

@@ -40,6 +40,7 @@ from zndraw_joblib.jobs.task_channel import (
 )
 from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.messages import (
+    MAX_BATCH,
     NamedTask,
     TaskActionRequest,
     TaskReport,
@@ -196,21 +197,24 @@ class Reports:
         self._held.remove(task)
 
     def try_release(self, *tasks: ClaimedTask, when: str = "before it started") -> None:
-        """Put tasks back into their queues, at most 1,000, with one request for all; log a failure.
+        """Put tasks back into their queues, with one request for each 1,000; log a failure.
 
-        The request is repeated for `release_seconds` while the server does not respond. Of tasks that are not
-        released the server notices later that this worker does not hold them.
+        Each request is repeated for `release_seconds` while the server does not respond. Of tasks that are
+        not released the server notices later that this worker does not hold them.
         """
         self._held.begin_report(*tasks)
+        released = 0
         try:
-            refusals = self._release_all(tasks)
+            for start in range(0, len(tasks), MAX_BATCH):
+                part = tasks[start : start + MAX_BATCH]
+                refusals = self._release_all(part)
+                released += len(part)
+                for task, refusal in zip(part, refusals, strict=True):
+                    how = f"was released {when}" if refusal is None else "was not released"
+                    reason = "" if refusal is None else f": {describe(refusal)}"
+                    log.info("Task %s %s%s", task.task_id, how, reason, extra=task_fields(task))
         except Exception as error:
-            log.info("%d task(s) were not released: %s", len(tasks), describe(error))
-        else:
-            for task, refusal in zip(tasks, refusals, strict=True):
-                how = f"was released {when}" if refusal is None else "was not released"
-                reason = "" if refusal is None else f": {describe(refusal)}"
-                log.info("Task %s %s%s", task.task_id, how, reason, extra=task_fields(task))
+            log.info("%d task(s) were not released: %s", len(tasks) - released, describe(error))
         finally:
             self._held.remove(*tasks)
 
