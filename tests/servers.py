@@ -17,9 +17,11 @@ import socket, sys
 from contextlib import suppress
 import uvicorn
 from zndraw_joblib.server.host.app import create_app
+from zndraw_joblib.server.process.own_clock import TestClock
 from zndraw_joblib.server.process.settings import ServerSettings
 
-config = uvicorn.Config(create_app(ServerSettings()), log_level="warning")
+settings = ServerSettings()
+config = uvicorn.Config(CREATE, log_level="warning")
 with suppress(KeyboardInterrupt):
     uvicorn.Server(config).run([socket.socket(fileno=int(sys.argv[1]))])
 """
@@ -28,10 +30,11 @@ with suppress(KeyboardInterrupt):
 class ServerProcess:
     """The standalone server in a process, during a `with` block. Settings are keyword arguments.
 
-    `prelude` is code that runs in the process first.
+    `prelude` is code that runs in the process first, `create` the expression that makes the app.
     """
 
     prelude = ""
+    create = "create_app(settings)"
 
     def __init__(self, database_url: str, **settings: object) -> None:
         given = {"database_url": database_url, "admin_token": "a-token-for-a-real-server", **settings}
@@ -43,10 +46,11 @@ class ServerProcess:
             self.process = self._start({**os.environ, **environment}, listener.fileno())
 
     def _start(self, environment: dict[str, str], listener: int) -> "subprocess.Popen[bytes] | ForkedProcess":
+        code = _SERVE.replace("CREATE", self.create)
         # A prelude may change what modules import from others.
         if not self.prelude and can_fork(environment):
-            return ForkedProcess([str(FIRST_DESCRIPTOR)], environment, code=_SERVE, descriptors=[listener])
-        command = [sys.executable, "-c", self.prelude + _SERVE, str(listener)]
+            return ForkedProcess([str(FIRST_DESCRIPTOR)], environment, code=code, descriptors=[listener])
+        command = [sys.executable, "-c", self.prelude + code, str(listener)]
         return subprocess.Popen(command, pass_fds=[listener], env=environment)
 
     def client(self) -> httpx.AsyncClient:
@@ -66,6 +70,12 @@ class ServerProcess:
     ) -> None:
         self.process.kill()
         self.process.wait(10)
+
+
+class ClockServer(ServerProcess):
+    """A server with a test clock, as `serve --test-clock` starts one."""
+
+    create = "create_app(settings, clock=TestClock())"
 
 
 _HOLDERS: list[socket.socket] = []

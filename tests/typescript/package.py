@@ -55,6 +55,7 @@ class NodeProgram:
     def __init__(self, path: Path, *arguments: str, **environment: str) -> None:
         self.process = subprocess.Popen(
             [types.NODE, path, *arguments],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             env={**os.environ, **environment},
@@ -70,6 +71,12 @@ class NodeProgram:
             for line in output:
                 self._queue.put(line.rstrip("\n"))
         self._queue.put(None)
+
+    def send(self, line: str) -> None:
+        """Write a line to its standard input."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{line}\n")
+        self.process.stdin.flush()
 
     def wait_for(self, text: str) -> str:
         """Return the next line that contains a text."""
@@ -98,3 +105,5 @@ def node(path: Path, *arguments: str, **environment: str) -> Iterator[NodeProgra
         program.process.kill()
         program.process.wait()
         program._reader.join()
+        assert program.process.stdin is not None
+        program.process.stdin.close()

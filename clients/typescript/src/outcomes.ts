@@ -94,11 +94,16 @@ function stackOf(error: Error): string {
 }
 
 function bounded(text: string, limit: number): string {
-  const whole = wellFormed(text).replaceAll("\0", "\\x00");
+  const whole = clean(text);
   return whole.length <= limit ? whole : wellFormed(whole.slice(0, limit - TRUNCATED.length)) + TRUNCATED;
 }
 
+/** Return text that JSON and every database can store: without halves of surrogate pairs and NUL. */
+export function clean(text: string): string {
+  return wellFormed(text).replaceAll("\0", "\\x00");
+}
+
 /** Replace halves of surrogate pairs, which are not JSON. */
-export function wellFormed(text: string): string {
+function wellFormed(text: string): string {
   return text.replace(/[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/g, "\ufffd");
 }

@@ -1,7 +1,7 @@
 /** A task that a worker holds: what its job gets, and what it reports while it runs. */
 import type { Connection } from "./connection.js";
 import { TaskStopped } from "./errors.js";
-import { wellFormed } from "./outcomes.js";
+import { clean } from "./outcomes.js";
 import { Queue, type Payload, type SubmitOptions, type TaskHandle } from "./queue.js";
 import { parseJson } from "./json.js";
 import { now } from "./retry.js";
@@ -55,7 +55,7 @@ export class Channel {
     const at = new Date().toISOString();
     for (const line of text.replace(/\n$/, "").split(/\r\n|\n|\r/)) {
       const short = line.length <= MAX_LINE_CHARACTERS ? line : line.slice(0, MAX_LINE_CHARACTERS - TRUNCATED.length) + TRUNCATED;
-      this.#lines.push({ at, text: wellFormed(short), level });
+      this.#lines.push({ at, text: clean(short), level });
       this.#size += short.length + LINE_CHARACTERS;
     }
     let dropped = 0;
