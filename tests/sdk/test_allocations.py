@@ -1,30 +1,35 @@
 """A worker leaves by itself: before its allocation ends, when it is idle, or after some tasks."""
 
 import os
+import sqlite3
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from waiting import wait_until
 
 from sdk.executors import Process
 from sdk.jobs import Add
-from sdk.live import LiveServer
+from sdk.live import TOKEN, LiveServer
 from sdk.stuck_jobs import Stuck
 from sdk.test_killed_processes import has_ended, pids_in
-from zndraw_joblib.client.connection import connect
+from zndraw_joblib.client.connection import Connection, connect
 from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.messages import JobResponse
+from zndraw_joblib.wire.problems import Unauthorized
 from zndraw_joblib.wire.statuses import TaskStatus
-from zndraw_joblib.wire.worker_tokens import WorkerTokenRequest
-from zndraw_joblib.worker import allocations
-from zndraw_joblib.worker.allocations import Allocation, end_of_allocation
+from zndraw_joblib.wire.worker_tokens import WorkerTokenRequest, WorkerTokenResponse
+from zndraw_joblib.worker import allocations, session
+from zndraw_joblib.worker.allocations import UNLIMITED, Allocation, end_of_allocation
 from zndraw_joblib.worker.manager import JobManager
 from zndraw_joblib.worker.rest import RestApi
 from zndraw_joblib.worker.serving import Runner
+from zndraw_joblib.worker.tasks import ClaimedTask
 
 Make = Callable[..., JobManager]
 
@@ -90,22 +95,107 @@ def test_a_worker_gets_only_tasks_that_fit(worker: Make, room: str) -> None:
     assert manager.get_task(long).status == TaskStatus.PENDING
 
 
-def test_an_allocation_ends_with_the_token(server: LiveServer, worker: Make, room: str) -> None:
-    """Otherwise a worker could not report, nor requeue, what it runs when its token ends."""
+def issue_token(server: LiveServer, room: str) -> WorkerTokenResponse:
+    """Return a token for workers of a room that is valid for 10 minutes."""
+    request = WorkerTokenRequest(jobs=[f"{room}:*"], rooms=[room], expires_in_seconds=600)
     with server.connect() as operator:
-        request = WorkerTokenRequest(jobs=[f"{room}:*"], rooms=[room], expires_in_seconds=600)
-        token = RestApi(operator).send(ops.CREATE_WORKER_TOKEN, request).token
-    with connect(server.url, token) as own:
-        manager = worker(Runner(), at=own, allocation=Allocation(ends_at=time.time() + 3600, requeue=True))
+        return RestApi(operator).send(ops.CREATE_WORKER_TOKEN, request)
+
+
+@pytest.mark.parametrize("allocation", [Allocation(ends_at=time.time() + 36_000), UNLIMITED])
+def test_a_worker_leaves_before_its_token_ends(
+    server: LiveServer, worker: Make, room: str, allocation: Allocation
+) -> None:
+    """It gets only tasks that fit, and what still runs goes back to its queue, also with one attempt."""
+    running = threading.Event()
+
+    def execute(task: ClaimedTask) -> bool:
+        running.set()
+        return task.cancelled.wait(40)
+
+    caller = worker()
+    with connect(server.url, issue_token(server, room).token) as own:
+        manager = worker(execute, at=own, allocation=allocation)
+        manager.register(Process, room=room, expected_seconds=60, max_attempts=1)
         manager.register(Add, room=room, expected_seconds=900)
-        task = worker().submit(f"{room}:modifiers:Add", {"a": 1}, room=room)
-        codes = {reason.code for reason in worker().explain(task).reasons}
-        assert "no_worker_with_enough_time" in codes
-        [summary] = worker().workers(room).items
+        long = caller.submit(f"{room}:modifiers:Add", {"a": 1}, room=room)
+        short = caller.submit(Process(), room=room, job_room=room)
+        assert "no_worker_with_enough_time" in {reason.code for reason in caller.explain(long).reasons}
+        [summary] = caller.workers(room).items
         assert summary.ends_at is not None
         assert abs(summary.ends_at.timestamp() - time.time() - 600) < 60
-        set_end(manager, 50)
+        assert running.wait(30)
+        set_end(manager, 2)
         wait_until(lambda: has_left(manager), 30)
+        assert caller.get_task(short).status == TaskStatus.PENDING
+
+
+def test_a_worker_reads_the_end_of_its_token_again(
+    server: LiveServer, worker: Make, room: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An operator may move it while the worker runs."""
+    monkeypatch.setattr(allocations, "_LATEST_READ_SECONDS", 0.05)
+    issued = issue_token(server, room)
+    with connect(server.url, issued.token) as own:
+        manager = worker(Runner(), at=own)
+        manager.register(Add, room=room)
+        assert manager._session is not None
+        remaining = manager._session.watch.seconds_for_tasks
+        assert 0 < (remaining() or 0) < 600
+        write(server, "UPDATE joblib_token SET expires_at = NULL WHERE name = ?", issued.name)
+        wait_until(lambda: remaining() is None, 30)
+
+
+def write(server: LiveServer, sql: str, *values: str) -> None:
+    """Write to the server's database, as the commands for tokens do."""
+    with closing(sqlite3.connect(server.settings.database_url.partition(":///")[2])) as database, database:
+        database.execute(sql, values)
+
+
+class Refused(Connection):
+    """A connection whose token the server refuses while `is_refused`."""
+
+    is_refused, refusals = False, 0
+
+    def raise_for_status(self, response: httpx.Response) -> None:
+        """Count the refusals."""
+        self.refusals += response.status_code == 401
+        super().raise_for_status(response)
+
+    def get_headers(self) -> dict[str, str]:
+        """Return the header with the token, or with one that the server does not know."""
+        return {"Authorization": "Bearer unknown"} if self.is_refused else super().get_headers()
+
+
+def test_a_worker_ends_when_its_token_is_refused_for_long(
+    server: LiveServer, worker: Make, room: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not at once: a server may have another secret for a moment. Its tasks see that they are lost."""
+    running, cancelled = threading.Event(), threading.Event()
+
+    def execute(task: ClaimedTask) -> str:
+        running.set()
+        if task.extension.a:
+            assert task.cancelled.wait(40)
+            cancelled.set()
+        return "done"
+
+    monkeypatch.setattr(session, "REFUSED_SECONDS", 1.5)
+    with Refused(server.url, TOKEN, 30) as own:
+        manager, caller = worker(execute, at=own, long_poll=1, heartbeat_interval=0.1), worker()
+        manager.register(Add, room=room)
+        own.is_refused = True
+        wait_until(lambda: own.refusals >= 3)
+        own.is_refused = False
+        assert caller.wait_for(caller.submit(f"{room}:modifiers:Add", {"a": 0}), 30).result == "done"
+        running.clear()
+        caller.submit(f"{room}:modifiers:Add", {"a": 1})
+        assert running.wait(30)
+        own.is_refused = True
+        with pytest.raises(Unauthorized, match=r"refused, with each response of 1.5 s: .*"):
+            manager.wait()
+        assert cancelled.wait(10)
+        assert has_left(manager)
 
 
 def test_a_worker_leaves_long_jobs_of_an_older_server(

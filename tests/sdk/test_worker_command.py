@@ -12,6 +12,7 @@ import pytest
 from waiting import wait_until
 
 from sdk.live import TOKEN, LiveServer
+from sdk.test_allocations import issue_token, write
 from sdk.test_live_reports import texts
 from zndraw_joblib.client.connection import Connection
 from zndraw_joblib.wire import operations as ops
@@ -116,6 +117,39 @@ def test_a_worker_of_an_allocation_leaves(start: Start, worker: Make, room: str,
         wait_until(lambda: caller.workers(room).items, 60)
         signalled.send_signal(signal.SIGUSR1)
         assert signalled.wait(60) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_a_worker_whose_token_is_revoked_ends(
+    server: LiveServer, room: str, tmp_path: Path, worker: Make, processes: str
+) -> None:
+    """With exit code 1, and a line that names the token, after a short grace period."""
+    issued = issue_token(server, room)
+    (tmp_path / "work.py").write_text(JOBS)
+    (tmp_path / "sitecustomize.py").write_text(
+        "import zndraw_joblib.worker.session as s; s.REFUSED_SECONDS = 1"
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "zndraw_joblib",
+        "worker",
+        "work.py",
+        "--url",
+        server.url,
+        "--room",
+        room,
+    ]
+    environment = {**os.environ, "ZNDRAW_JOBLIB_TOKEN": issued.token, "PYTHONPATH": str(tmp_path)}
+    with subprocess.Popen(
+        [*command, "--processes", processes], cwd=tmp_path, env=environment, stderr=subprocess.PIPE
+    ) as process:
+        wait_until(lambda: worker().workers(room).total == int(processes), 60)
+        write(server, "DELETE FROM joblib_token WHERE name = ?", issued.name)
+        _, printed = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "token was refused, with each response of 1 s" in printed.decode().splitlines()[-1]
 
 
 def test_options_of_an_allocation_are_checked(tmp_path: Path) -> None:

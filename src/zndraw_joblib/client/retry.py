@@ -97,7 +97,7 @@ _LOG_SECONDS = 60.0
 # 401 is transient: the next request asks the host for its headers again, and may get a fresh token.
 _TRANSIENT = frozenset({401, 408, 425, 429})
 BUSY = frozenset({429, 502, 503, 504})
-_SERVER_ERROR, _TOO_LARGE = 500, 413
+_SERVER_ERROR, _TOO_LARGE, _UNAUTHORIZED = 500, 413, 401
 _MISSING = frozenset({404, 405})
 TOO_LARGE_SECONDS = 30.0
 _MAX_REFUSALS = 4
@@ -168,6 +168,14 @@ def is_refusal_of_host(error: BaseException) -> bool:
     """Return whether the application that hosts the server refused the token or the permissions."""
     response = unexpected_response_of(error)
     return response is not None and response.is_refusal
+
+
+def is_unauthorized(error: BaseException) -> bool:
+    """Return whether the server, or the application that hosts it, refused the token."""
+    response = unexpected_response_of(error)
+    if response is not None:
+        return response.is_refusal and response.status == _UNAUTHORIZED
+    return status_of(error) == _UNAUTHORIZED
 
 
 def is_too_large_for_proxy(error: BaseException) -> bool:

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import os
 import re
 import subprocess
@@ -19,6 +20,8 @@ log = logging.getLogger(__name__)
 END_SECONDS = 30.0
 _LAST_SECONDS = 10.0
 _CHECK_SECONDS = 1.0
+# Another request for the end of the token follows after a quarter of the time that is left, within these.
+_SOONEST_READ_SECONDS, _LATEST_READ_SECONDS = 10.0, 600.0
 _NO_JOB_SECONDS = 10.0
 _SLURM_END = "SLURM_JOB_END_TIME"
 _SLURM_JOB = "SLURM_JOB_ID"
@@ -197,7 +200,8 @@ class AllocationWatch:
     """Ends a worker in time, in a thread of its own, also if none of its jobs fits into the rest.
 
     `drain` gets the reason; `end` gets how many seconds the rest may take. `token_seconds` asks the server
-    for how long the worker's token is valid: if it ends before the allocation, the worker leaves before it.
+    for how long the worker's token is valid: if it ends before the allocation, or without one, the worker
+    leaves before it. It is None for credentials that may change.
     """
 
     def __init__(
@@ -207,11 +211,14 @@ class AllocationWatch:
         activity: Callable[[], Activity],
         drain: Callable[[str], None],
         end: Callable[[float], None],
-        token_seconds: Callable[[], float | None],
+        token_seconds: Callable[[], float | None] | None,
     ) -> None:
         self._allocation = allocation
+        self._own_end = allocation.ends_at
         self._token_seconds = token_seconds
-        self._knows_token = False
+        # Whether the token ends first.
+        self.ends_with_token = False
+        self._read_at = math.inf if token_seconds is None else -math.inf
         self._registrations = registrations
         self._activity = activity
         self._drain = drain
@@ -229,19 +236,32 @@ class AllocationWatch:
             self.leave_jobs()
             self._check_idle()
 
+    @property
+    def is_needed(self) -> bool:
+        """Whether the time decides, or may decide, when the worker leaves."""
+        return self._allocation.is_watched or self._read_at < math.inf
+
     def read_token(self) -> None:
-        """Let the allocation end with the worker's token, once the server has said when that ends."""
-        if self._knows_token or self._allocation.ends_at is None:
+        """Let the worker leave before its token ends, if it does; an operator may move that end."""
+        if self._token_seconds is None or time.monotonic() < self._read_at:
             return
+        pause = _SOONEST_READ_SECONDS
         try:
             seconds = self._token_seconds()
-        except Exception as error:  # the next check repeats it, unless an older server refuses it
-            self._knows_token = not is_transient(error)
+        except Exception as error:  # an older server refuses it
+            self._read_at = time.monotonic() + pause if is_transient(error) else math.inf
             return
-        self._knows_token = True
-        if seconds is not None and (ends_at := time.time() + seconds) < self._allocation.ends_at:
-            log.info("The token ends in %.0f s, before the allocation: this worker leaves before it", seconds)
-            self._allocation = self._allocation._replace(ends_at=ends_at)
+        pause = math.inf if seconds is None else min(max(pause, seconds / 4), _LATEST_READ_SECONDS)
+        self._read_at = time.monotonic() + pause
+        self._set_end(seconds)
+
+    def _set_end(self, token_seconds: float | None) -> None:
+        ends_at, ended_with_token = self._own_end, self.ends_with_token
+        token_end = None if token_seconds is None else time.time() + token_seconds
+        self.ends_with_token = token_end is not None and (ends_at is None or token_end < ends_at)
+        if self.ends_with_token and not ended_with_token:
+            log.info("The token ends in %.0f s: this worker leaves before that", token_seconds)
+        self._allocation = self._allocation._replace(ends_at=token_end if self.ends_with_token else ends_at)
 
     def seconds_for_tasks(self) -> float | None:
         """Return how long a task that begins now may run, None for any time."""
@@ -279,7 +299,7 @@ class AllocationWatch:
         remaining = self._remaining()
         if remaining is None or remaining > END_SECONDS:
             return False
-        log.info("The allocation ends in %.0f s", remaining)
+        log.info("The %s ends in %.0f s", "token" if self.ends_with_token else "allocation", remaining)
         self._end(max(0.0, remaining - _LAST_SECONDS))
         return True
 
@@ -294,4 +314,5 @@ class AllocationWatch:
         if idle_exit is not None and now - self._active_at >= idle_exit:
             self._drain(f"No task for {idle_exit:g} s (idle_exit): worker %s leaves")
         elif self._allocation.ends_at is not None and now - self._served_at >= _NO_JOB_SECONDS:
-            self._drain("No job fits into the rest of the allocation: worker %s leaves")
+            what = "before the token ends" if self.ends_with_token else "into the rest of the allocation"
+            self._drain(f"No job fits {what}: worker %s leaves")

@@ -93,6 +93,10 @@ class JobManager(JobClient):
     registration is repeated about `max_startup_retries` times, in growing pauses; by default for 30 seconds.
     With an `allocation` it leaves before its time on a cluster ends, when it is idle, or after some tasks.
 
+    With a token of `connect` it also leaves before this expires: it claims only tasks that are expected to
+    end before, and puts those that still run back into their queues. If each response of the server is a 401
+    for a minute, it ends. Other clients may get another token at any time, so with these it goes on.
+
     It is a mapping from the full names of the registered jobs to their classes; without a job it is true too.
     Thread-safe; a context manager that disconnects at the end.
     """
@@ -322,6 +326,8 @@ class JobManager(JobClient):
         may register, is called on a thread of its own: so a signal ends the wait for a server that does not
         respond, but never interrupts a registration. An error of `begin` ends the wait and is raised here,
         unless the worker leaves already. Then a registration of `begin` raises RuntimeError.
+
+        Raises `Unauthorized` if the server has refused the worker's token for a minute.
         """
         session = self._active() if begin else self._session or self._active()
         errors: list[Exception] = []
@@ -346,6 +352,8 @@ class JobManager(JobClient):
             self.disconnect()
         for error in failed:
             raise error
+        if session.refusal is not None:
+            raise session.refusal
 
     def __contains__(self, full_name: object) -> bool:
         return full_name in self.registry

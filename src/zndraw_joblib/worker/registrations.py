@@ -362,6 +362,15 @@ class Registrations:
         except Exception as error:
             log.warning("The worker's providers could not be unregistered: %s", describe(error))
 
+    def forget(self) -> None:
+        """Leave without a request: the server would refuse it, and removes the worker after its timeout."""
+        self.has_left = True
+        with self._lock:
+            self.jobs, self.providers = {}, {}
+            worker_id, self.worker_id = self.worker_id, None
+        if worker_id is not None:
+            self._held.lose_all(worker_id)
+
     def leave(self) -> None:
         """Remove the worker; a server that does not respond removes it after its worker timeout."""
         self.has_left = True

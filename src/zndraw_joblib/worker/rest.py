@@ -2,9 +2,9 @@
 
 import json
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
 from pydantic import BaseModel
@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from zndraw_joblib.client.calls import (
     MINIMAL_JSON,
     Body,
+    Call,
     applied_wait,
     call_reading,
     check_empty,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     import httpx
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 _CLIENT_ERROR = 400
 _MAX_TRIES = 8
@@ -51,8 +53,20 @@ class RestApi(TaskRest):
     def __init__(self, api: ApiManager, token_seconds: int | None = None) -> None:
         super().__init__(api)
         self.token_seconds = token_seconds
+        # Called after each request with why it failed, or None.
+        self.on_response: Callable[[Exception | None], None] = lambda error: None
         # How often the server could not read a result for a task.
         self._tries: dict[UUID, int] = {}
+
+    def send_call(self, call: Call[T]) -> T:
+        """Send a request and return its result."""
+        try:
+            result = super().send_call(call)
+        except Exception as error:
+            self.on_response(error)
+            raise
+        self.on_response(None)
+        return result
 
     def _request(self, operation: Operation[Any], body: Body = None, **options: Any) -> "httpx.Response":
         return self.send_call(call_reading(operation, lambda response: response, body, **options))

@@ -15,12 +15,21 @@ from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import Any, NamedTuple
 
-from zndraw_joblib.client.retry import FailureLog, RequestBackoff, is_unreachable
+from zndraw_joblib.client.connection import Connection
+from zndraw_joblib.client.retry import (
+    FailureLog,
+    RequestBackoff,
+    is_unauthorized,
+    is_unreachable,
+    unexpected_response_of,
+)
 from zndraw_joblib.jobs.capture import stop_following_threads
+from zndraw_joblib.jobs.failures import text_of
 from zndraw_joblib.jobs.forks import default_signals_in_forks
 from zndraw_joblib.jobs.traces import RunSpans
 from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.messages import this_process
+from zndraw_joblib.wire.problems import Unauthorized
 from zndraw_joblib.worker.allocations import UNLIMITED, Activity, Allocation, AllocationWatch
 from zndraw_joblib.worker.pipeline import Pipeline, PipelineConfig
 from zndraw_joblib.worker.provider_requests import ProviderPoller
@@ -48,6 +57,9 @@ _SHORTEST_TIMEOUT_SECONDS = 2.0
 _CLOCK_CHECK_SECONDS = 1.0
 _JITTER_SECONDS = 1.0
 _FAST_INTERVAL_SECONDS, _FAST_COUNT = 3.0, 4
+# For how long the server may refuse the token, with each response: servers may get another secret one by one.
+REFUSED_SECONDS = 60.0
+_REFUSED_CLOSE_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +87,11 @@ class SessionConfig:
 class Session:
     """The parts of a worker; each thread starts when it has something to do.
 
-    `stop` is set when reports are no longer repeated, `closed` once the worker is removed.
+    `stop` is set when reports are no longer repeated, `closed` once the worker is removed. `refusal` is why
+    the worker has ended, if that is because the server refuses its token.
     """
+
+    refusal: Unauthorized | None = None
 
     def __init__(
         self, rest: RestApi, subscriptions: Subscriptions, held: HeldTasks, config: SessionConfig
@@ -104,11 +119,20 @@ class Session:
         self.providers = ProviderPoller(
             rest, self.registrations, subscriptions.wake_providers, self.stop, config.pace
         )
-        self.watch = AllocationWatch(
-            *(config.allocation, self.registrations, self._activity),
-            *(self._begin_drain, self._end_allocation, self._token_seconds),
-        )
+        self.watch = self._watch()
         self.tasks.remaining = self.watch.seconds_for_tasks
+
+    def _watch(self) -> AllocationWatch:
+        """Return what lets the worker leave in time; notice when the server refuses its token."""
+        allocation = self._config.allocation
+        # A host's own client may get another token at any time.
+        is_fixed = isinstance(self._rest.api, Connection)
+        if is_fixed:
+            self._rest.on_response = RefusedToken(self._end_refused).note
+        return AllocationWatch(
+            *(allocation, self.registrations, self._activity, self._begin_drain, self._end_allocation),
+            self._token_seconds if is_fixed or allocation.ends_at is not None else None,
+        )
 
     def start_heartbeats(self) -> None:
         """Start the heartbeat thread, unless it runs."""
@@ -130,7 +154,7 @@ class Session:
         self.watch.leave_jobs()
         self.tasks.add_job()
         with self._start_lock:
-            if config.allocation.is_watched and self._watch_thread is None:
+            if self.watch.is_needed and self._watch_thread is None:
                 self._watch_thread = _start_thread("allocation", lambda: self.watch.run(self.closed))
             if config.execute is not None and self._pipeline is None:
                 settings = PipelineConfig(
@@ -230,9 +254,33 @@ class Session:
     def _end_allocation(self, seconds: float) -> None:
         """Release what has not started, requeue what runs if that is wanted, and leave within `seconds`."""
         self._stop_claiming()
-        if self._config.allocation.requeue:
+        if self.watch.ends_with_token:
+            self._requeue("before the token of the worker ends")
+        elif self._config.allocation.requeue:
             self._requeue("at the end of the allocation")
         self.close(seconds)
+
+    def _end_refused(self, error: Exception) -> None:
+        """End a worker without a valid token: no request of it can succeed, and its tasks are lost to it."""
+        reason = text_of(unexpected_response_of(error) or error)
+        self.refusal = Unauthorized(
+            f"the worker's token was refused, with each response of {REFUSED_SECONDS:g} s: {reason}"
+        )
+        worker_id = self.registrations.worker_id
+        log.warning(
+            "The server has refused the token of worker %s for %g s: it ends, and its tasks are lost to it",
+            *(worker_id, REFUSED_SECONDS),
+            extra={"worker_id": str(worker_id)},
+        )
+
+        def end() -> None:
+            self.tasks.stop()
+            self.providers.stop()
+            self.stop.set()
+            self.registrations.forget()
+            self.close(_REFUSED_CLOSE_SECONDS)
+
+        _start_thread("refused", end)
 
     def _requeue(self, when: str) -> None:
         """Put running tasks back into their queues, and set their events."""
@@ -353,6 +401,29 @@ def stop_signals(stop: Callable[[], None], *, with_user_signal: bool = False) ->
     finally:
         for number, handler in former.items():
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+
+
+class RefusedToken:
+    """Calls `act` once each response of a minute was a 401. Thread-safe."""
+
+    def __init__(self, act: Callable[[Exception], None]) -> None:
+        self._act = act
+        self._lock = threading.Lock()
+        self._since: float | None = None
+        self._has_acted = False
+
+    def note(self, error: Exception | None) -> None:
+        """Note a response, or why there was none."""
+        if error is None or not is_unauthorized(error):
+            self._since = None
+            return
+        now = time.monotonic()
+        with self._lock:
+            self._since = now if self._since is None else self._since
+            if self._has_acted or now - self._since < REFUSED_SECONDS:
+                return
+            self._has_acted = True
+        self._act(error)
 
 
 class GivesUp(NamedTuple):

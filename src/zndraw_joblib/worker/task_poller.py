@@ -118,7 +118,9 @@ class Poller(ABC, Generic[Work]):
                 self.stopping.wait(pause)
             else:
                 backoff.reset()
-                failures.succeeded()
+                # A claim that a stop has ended got no response.
+                if not self.stopped:
+                    failures.succeeded()
 
     def _next(self, pace: Pace) -> Work | None:
         """Claim one piece of work, and count it as held."""
