@@ -8,7 +8,7 @@ from databases import every_kind
 from replica import ADMIN, Replica
 from sqlalchemy import select, update
 
-from zndraw_joblib.server.db.database import Transaction
+from zndraw_joblib.server.db.database import TaskEnd, Transaction
 from zndraw_joblib.server.db.tables import Task
 from zndraw_joblib.server.queue import rules_task_actions
 from zndraw_joblib.wire.messages import JobResponse, TaskResponse
@@ -79,10 +79,10 @@ async def test_each_end_of_a_linked_task_is_settled_once(
     """Before the commit, with the row as it is then; that of another task is not."""
     ends: list[Any] = []
 
-    async def settle(tx: Transaction, ended: Mapping[int, TaskStatus]) -> None:
+    async def settle(tx: Transaction, ended: Mapping[int, TaskEnd]) -> None:
         rows = await tx.execute(select(TASKS.c.id, TASKS.c.status).where(TASKS.c.seq.in_(list(ended))))
         ends.extend(
-            (row.id, row.status, ended_status) for row, ended_status in zip(rows, ended.values(), strict=True)
+            (row.id, row.status, task_end.status) for row, task_end in zip(rows, ended.values(), strict=True)
         )
 
     replica.runtime.database.settle = settle

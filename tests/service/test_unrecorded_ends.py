@@ -15,7 +15,7 @@ from waiting import until
 
 from service.test_successors import batch, end, handle, handle_free, report
 from zndraw_joblib.server.background.successors import Successors
-from zndraw_joblib.server.db.database import Transaction
+from zndraw_joblib.server.db.database import TaskEnd, Transaction
 from zndraw_joblib.server.db.errors import RepeatTransaction
 from zndraw_joblib.server.db.statements import statement
 from zndraw_joblib.server.db.tables import Edge, Group, Task, TaskResult, Wave
@@ -32,7 +32,6 @@ from zndraw_joblib.server.queue import (
 from zndraw_joblib.server.queue.rules_groups import GroupToMake
 from zndraw_joblib.wire.groups import NewGroup
 from zndraw_joblib.wire.problems import Conflict, InvalidRequest
-from zndraw_joblib.wire.statuses import TaskStatus
 
 LATER = datetime.now(UTC) + timedelta(days=3650)
 
@@ -162,7 +161,7 @@ async def test_a_retry_beside_the_end_of_the_predecessor_is_not_lost(open_replic
     await server.start(job.worker_id)
     settled, commits = asyncio.Event(), asyncio.Event()
 
-    async def settle(tx: Transaction, ended: Mapping[int, TaskStatus]) -> None:
+    async def settle(tx: Transaction, ended: Mapping[int, TaskEnd]) -> None:
         await rules_ends.settle(tx, ended)
         settled.set()
         await commits.wait()

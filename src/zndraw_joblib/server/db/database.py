@@ -37,8 +37,17 @@ Work = Callable[["Transaction"], Awaitable[Result]]
 # Gets the driver's connection, a statement that has run on it, and its parameters.
 OnStatement = Callable[[Any, Executable, Any], Awaitable[None]]
 Observe = Callable[[Any, Execute], Execute]
-# Does what the ends of linked tasks cause, in the transaction that ended them: their statuses by their `seq`.
-Settle = Callable[["Transaction", Mapping[int, TaskStatus]], Awaitable[None]]
+
+
+class TaskEnd(NamedTuple):
+    """The end of a linked task: its status, and the group that the task is in."""
+
+    status: TaskStatus
+    group_id: UUID | None
+
+
+# Does what the ends of linked tasks cause, by their `seq`, in the transaction that ended them.
+Settle = Callable[["Transaction", Mapping[int, TaskEnd]], Awaitable[None]]
 
 _ATTEMPTS = 5
 _RETRY_SECONDS = 15.0
@@ -102,7 +111,7 @@ class Transaction:
         # The full names of providers that are removed with their workers.
         self.removed_providers: list[str] = []
         # The linked tasks that have ended, by their `seq`, and what settles that before the commit.
-        self.ended: dict[int, TaskStatus] = {}
+        self.ended: dict[int, TaskEnd] = {}
         self.settle: Settle | None = None
         self.has_settled = False
         # Linked tasks that cancel what waits for them, by their `seq`.
@@ -253,10 +262,10 @@ class Transaction:
         """Record that a task of a room, held by a worker, is no longer claimed or running."""
         self.freed.append(Freed(room_id, worker_id))
 
-    def record_end(self, seq: int, status: TaskStatus) -> None:
+    def record_end(self, seq: int, status: TaskStatus, group_id: UUID | None) -> None:
         """Record that a linked task has ended, or that it has not after all."""
         if status in TERMINAL:
-            self.ended[seq] = status
+            self.ended[seq] = TaskEnd(status, group_id)
         else:
             self.ended.pop(seq, None)
 

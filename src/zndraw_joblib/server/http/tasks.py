@@ -528,13 +528,13 @@ async def submit_tasks(  # noqa: PLR0913 - one parameter each
                     items.append(room)
                 elif isinstance(job, Exception):
                     items.append(job)
-                elif problem := (unreadable and _refused(room, task, unreadable)) or (
-                    may_be_large and _large_payload(task)
-                ):
+                elif problem := unreadable and _refused(room, task, unreadable):
                     items.append(problem)
                 else:
-                    item_or_all = None if body.atomic else keys[index]
-                    items.append(queue.runtime.submission(caller, room, job, task, item_or_all, trace))
+                    item = queue.runtime.submission(
+                        *(caller, room, job, task), None if body.atomic else keys[index], trace
+                    )
+                    items.append(_encoded(item) if may_be_large else item)
             outcomes = await _submit(request, queue, caller, body, items, key)
         tokens.accepted = tokens.count and sum(isinstance(each, TaskResponse) for each in outcomes)
     if any(task.unique is not None for task in body.tasks):
@@ -675,12 +675,13 @@ def _job_name(full_name: str, caller: Identity) -> JobName | ProblemException:
     return name
 
 
-def _large_payload(task: TaskToSubmit) -> ProblemException | None:
+def _encoded(item: Submission) -> Submission | ProblemException:
+    """Encode the payload once, to check its size and to store it. Return the problem of a large one."""
     try:
-        rules_transitions.check_size("payload", task.payload)
+        item.payload_json = rules_transitions.check_size("payload", item.payload)
     except ProblemException as problem:
         return problem
-    return None
+    return item
 
 
 def _response(

@@ -2,17 +2,16 @@
 
 from collections.abc import Mapping
 
-from zndraw_joblib.server.db.database import Transaction
+from zndraw_joblib.server.db.database import TaskEnd, Transaction
 from zndraw_joblib.server.queue import rules_groups, rules_successors, rules_webhooks
-from zndraw_joblib.wire.statuses import TaskStatus
 
 
-async def settle(tx: Transaction, ended: Mapping[int, TaskStatus]) -> None:
-    """Do what follows from the ends of these linked tasks, which have these statuses, by their `seq`.
+async def settle(tx: Transaction, ended: Mapping[int, TaskEnd]) -> None:
+    """Do what follows from the ends of these linked tasks, by their `seq`.
 
     Their rows are locked. What ends further linked tasks here is settled next, by another call.
     """
-    taken = await rules_groups.settle(tx, sorted(ended))
+    taken = await rules_groups.settle(tx, ended)
     if taken.may_have_successors:
         await rules_successors.settle(tx, ended)
     if taken.may_have_webhooks:

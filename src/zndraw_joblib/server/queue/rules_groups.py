@@ -13,7 +13,7 @@ from uuid import UUID
 
 from pydantic_core import to_json
 
-from zndraw_joblib.server.db.database import Transaction
+from zndraw_joblib.server.db.database import TaskEnd, Transaction
 from zndraw_joblib.server.process.ports import Identity, group_key
 from zndraw_joblib.server.queue import (
     rules_jobs,
@@ -234,12 +234,12 @@ async def seal_due(tx: Transaction, group_id: UUID) -> None:
         await _seal(tx, group)
 
 
-async def settle(tx: Transaction, seqs: Sequence[int]) -> Taken:
+async def settle(tx: Transaction, ended: Mapping[int, TaskEnd]) -> Taken:
     """Count the ends of tasks in their groups, and end the groups whose last task has ended.
 
     Return also whether the tasks may have webhooks of their own, and successors.
     """
-    taken = await sql_groups.take(tx, seqs)
+    taken = await sql_groups.take(tx, ended)
     for group in taken.emptied.values():
         if group.sealed and group.ended_at is None:
             await _end(tx, group)

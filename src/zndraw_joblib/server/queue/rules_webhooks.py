@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 from uuid import UUID, uuid4
 
 from zndraw_joblib.server.db import outbox
-from zndraw_joblib.server.db.database import Transaction
+from zndraw_joblib.server.db.database import TaskEnd, Transaction
 from zndraw_joblib.server.db.outbox import EVENTS, NewDelivery
 from zndraw_joblib.server.process.addresses import EndpointRefused, endpoint_of
 from zndraw_joblib.server.process.ports import WEBHOOKS_KEY, Identity, Page
@@ -23,7 +23,6 @@ from zndraw_joblib.server.queue import rules_answers, rules_audit, sql_streams, 
 from zndraw_joblib.server.queue.sql_webhooks import DeliveryRecord, WebhookRecord
 from zndraw_joblib.wire.messages import PaginatedResponse
 from zndraw_joblib.wire.problems import Conflict, DeliveryNotFound, InvalidRequest, WebhookNotFound
-from zndraw_joblib.wire.statuses import TaskStatus
 from zndraw_joblib.wire.webhooks import Delivery, TaskWebhook, WebhookEvent, WebhookRequest, WebhookResponse
 
 GIVE_UP_AFTER = timedelta(days=3)
@@ -284,14 +283,14 @@ async def attach(tx: Transaction, tasks: Mapping[UUID, tuple[Identity, str, Task
         await sql_webhooks.link(tx, n, ids[target])
 
 
-def tasks_ended(tx: Transaction, ended: Mapping[int, TaskStatus]) -> None:
+def tasks_ended(tx: Transaction, ended: Mapping[int, TaskEnd]) -> None:
     """Write the ends of tasks, by their `seq`, for the webhooks of their submits, before the commit."""
     tx.before_commit(partial(_add_ends, tx, ended))
 
 
-async def _add_ends(tx: Transaction, ended: Mapping[int, TaskStatus]) -> None:
+async def _add_ends(tx: Transaction, ended: Mapping[int, TaskEnd]) -> None:
     found = await sql_webhooks.of_tasks(tx, sorted(ended))
-    changes = [(target, task_id, EVENTS[ended[target.key]]) for target, task_id in found]
+    changes = [(target, task_id, EVENTS[ended[target.key].status]) for target, task_id in found]
     now = await tx.now()
     if await outbox.add_task_events(tx.execute, changes, now, is_sqlite=tx.is_sqlite):
         tx.wake(WEBHOOKS_KEY)

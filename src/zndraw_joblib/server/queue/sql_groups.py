@@ -6,6 +6,7 @@ locks the group and all its stripes, shares the open tasks among them anew, and 
 left. Adding tasks locks the group for a share, so a group is not sealed meanwhile.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from itertools import count
@@ -13,9 +14,11 @@ from random import randrange
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from pydantic_core import to_json
+
 from zndraw_joblib.server.db.bulk import padded
 from zndraw_joblib.server.db.column_types import UtcDateTime
-from zndraw_joblib.server.db.database import Transaction
+from zndraw_joblib.server.db.database import TaskEnd, Transaction
 from zndraw_joblib.server.db.statements import BOOLEAN, INTEGER, TEXT, statement
 from zndraw_joblib.server.db.tables import SHOWN_OF_GROUP
 from zndraw_joblib.server.process.ports import Wake, group_change_key
@@ -129,14 +132,6 @@ ON CONFLICT (group_id, stripe) DO UPDATE SET
 """,
     **_TYPES,
 )
-# What the ends of these tasks change in the counts of their groups.
-_CHANGES = f"""
-    SELECT group_id, -count(*) AS open,
-        count(*) FILTER (WHERE status = '{TaskStatus.COMPLETED}') AS completed,
-        count(*) FILTER (WHERE status = '{TaskStatus.FAILED}') AS failed,
-        count(*) FILTER (WHERE status = '{TaskStatus.CANCELLED}') AS cancelled
-    FROM joblib_task WHERE seq = ANY (:all_seq) AND group_id IS NOT NULL
-    GROUP BY group_id"""
 # Whether one of these tasks has a webhook of its own: mostly none has, which saves a statement.
 _HAVE_WEBHOOKS = """(
     SELECT task_seq FROM joblib_task_webhook WHERE task_seq = ANY (:all_seq) LIMIT 1
@@ -148,13 +143,14 @@ _HAVE_SUCCESSORS = """(
 _TAKE_ON_SQLITE = statement(
     f"""
 INSERT INTO joblib_group_count (group_id, {", ".join(_COUNTS)}, stripe)
-SELECT changes.*, 0 FROM ({_CHANGES}
-) AS changes WHERE true
+SELECT value ->> 0, {", ".join(f"value ->> {index}" for index, _ in enumerate(_COUNTS, 1))}, 0
+FROM json_each(:rows) WHERE true
 ON CONFLICT (group_id, stripe) DO UPDATE SET
     {_ADD_CHANGE}
 RETURNING group_id, open, {_HAVE_WEBHOOKS}, {_HAVE_SUCCESSORS}
 """,
     *("group_id", "open", "have_webhooks", "have_successors"),
+    rows=TEXT,
     have_webhooks=BOOLEAN,
     have_successors=BOOLEAN,
     **_TYPES,
@@ -163,7 +159,9 @@ RETURNING group_id, open, {_HAVE_WEBHOOKS}, {_HAVE_SUCCESSORS}
 # one of them seems to have too few open tasks: then all groups are locked before any stripe, also in order.
 _TAKE = statement(
     f"""
-WITH changes AS ({_CHANGES}
+WITH changes AS (
+    SELECT * FROM unnest((SELECT :all_group_id), {", ".join(f"(SELECT :all_{name})" for name in _COUNTS)})
+        AS changes (group_id, {", ".join(_COUNTS)})
 ),
 locked AS (
     SELECT counts.group_id
@@ -183,12 +181,11 @@ taken AS (
     WHERE joblib_group_count.group_id = locked.group_id AND joblib_group_count.stripe = :stripe
     RETURNING joblib_group_count.group_id
 )
-SELECT changes.group_id, {", ".join(f"changes.{name}" for name in _COUNTS)}, taken.group_id IS NOT NULL,
-    always.have_webhooks, always.have_successors
+SELECT changes.group_id, taken.group_id IS NOT NULL, always.have_webhooks, always.have_successors
 FROM (SELECT {_HAVE_WEBHOOKS} AS have_webhooks, {_HAVE_SUCCESSORS} AS have_successors) AS always
 LEFT JOIN changes ON true LEFT JOIN taken ON taken.group_id = changes.group_id
 """,
-    *("group_id", *_COUNTS, "is_taken", "have_webhooks", "have_successors"),
+    *("group_id", "is_taken", "have_webhooks", "have_successors"),
     is_taken=BOOLEAN,
     have_webhooks=BOOLEAN,
     have_successors=BOOLEAN,
@@ -459,28 +456,48 @@ class Taken(NamedTuple):
     may_have_successors: bool
 
 
-async def take(tx: Transaction, seqs: Sequence[int]) -> Taken:
+async def take(tx: Transaction, ended: Mapping[int, TaskEnd]) -> Taken:
     """Count the ends of tasks, which have been written. Return groups that have no open task now, locked.
 
     Those are all that this transaction may have ended: whether they are sealed is for the caller.
     """
+    seqs, changes = sorted(ended), _changes(ended.values())
+    params: dict[str, Any]
     if tx.is_sqlite:
-        rows = (await tx.execute(_TAKE_ON_SQLITE, {"all_seq": padded(seqs)})).all()
+        if not changes:
+            return Taken({}, may_have_webhooks=True, may_have_successors=True)
+        params = {"all_seq": padded(seqs), "rows": _as_json(changes)}
+        rows = (await tx.execute(_TAKE_ON_SQLITE, params)).all()
         _wake(tx, [row.group_id for row in rows])
         emptied = [row.group_id for row in rows if row.open <= 0]
         return Taken(await lock(tx, emptied) if emptied else {}, *_may_have(rows))
     own = stripe(tx)
     # Without tasks of groups there is one row, which has no group.
-    both = (await tx.execute(_TAKE, {"all_seq": list(seqs), "stripe": own})).all()
+    params = {"all_seq": seqs, "stripe": own, "all_group_id": list(changes)}
+    params |= {f"all_{name}": [getattr(change, name) for change in changes.values()] for name in _COUNTS}
+    both = (await tx.execute(_TAKE, params)).all()
     rows = [row for row in both if row.group_id is not None]
-    _wake(tx, [row.group_id for row in rows])
-    ended = {row.group_id: GroupChange(*row[1 : 1 + len(_COUNTS)]) for row in rows if not row.is_taken}
-    return Taken(await _take_exactly(tx, ended, own) if ended else {}, *_may_have(both))
+    _wake(tx, changes)
+    remaining = {row.group_id: changes[row.group_id] for row in rows if not row.is_taken}
+    return Taken(await _take_exactly(tx, remaining, own) if remaining else {}, *_may_have(both))
+
+
+def _changes(ends: Iterable[TaskEnd]) -> dict[UUID, GroupChange]:
+    """Return what the ends of tasks change in the counts of their groups."""
+    changes: dict[UUID, GroupChange] = {}
+    for (status, group_id), number in Counter(ends).items():
+        if group_id is not None:
+            change = GroupChange(-number, **{status.value: number})
+            changes[group_id] = changes.get(group_id, GroupChange()) + change
+    return changes
+
+
+def _as_json(changes: Mapping[UUID, GroupChange]) -> str:
+    return to_json([(group_id.hex, *change) for group_id, change in changes.items()]).decode()
 
 
 def _may_have(rows: Sequence[Any]) -> tuple[bool, bool]:
-    """Return what the statement has read; without a row of a group it has read nothing."""
-    return (bool(rows[0].have_webhooks), bool(rows[0].have_successors)) if rows else (True, True)
+    return bool(rows[0].have_webhooks), bool(rows[0].have_successors)
 
 
 async def _take_exactly(

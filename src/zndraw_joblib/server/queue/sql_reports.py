@@ -83,7 +83,7 @@ async def report_single_statement(
 def _record_end(tx: Transaction, row: Any, task: TaskRow) -> None:
     """Record what follows, and wake a claim for the slot of the job."""
     if row.linked:
-        tx.record_end(row.seq, task.status)
+        tx.record_end(row.seq, task.status, row.group_id)
     tx.record_freed(task.room_id, task.worker_id)
     if row.max_in_flight is not None:
         tx.wake(task.job_key, 1)
@@ -128,7 +128,7 @@ _ROWS = ShortRows(
     **dict.fromkeys(("job_id", "claimed_at", "result", "run_at", "expires_at", "traceparent")),
     **dict.fromkeys(("schedule", "due_at")),
 )
-_NAMES = (*_ROWS.names, "max_in_flight", "linked", "seq", "now", "is_watched")
+_NAMES = (*_ROWS.names, "max_in_flight", "linked", "group_id", "seq", "now", "is_watched")
 _TYPES = {"linked": BOOLEAN, "is_watched": BOOLEAN}
 _TYPES |= {name: TEXT for name in ("source", "target", "result", "started", "ended")}
 _TYPES |= {"started_ago": FLOAT, "ended_ago": FLOAT}
@@ -181,7 +181,8 @@ def _answer(of_job: Sequence[str], now: str, watched: str) -> str:
     full_name, job_version, max_in_flight = of_job
     payload = f"""CASE WHEN :most_bytes > 0 AND {BODY_SIZE} <= :most_bytes THEN payload_of(joblib_task) END"""
     columns = row_columns(names=_ROWS.names, job_name=full_name, job_version=job_version, payload=payload)
-    return f"RETURNING {columns}, {max_in_flight}, joblib_task.linked, joblib_task.seq, {now}, {watched}"
+    own = ", ".join(f"joblib_task.{name}" for name in ("linked", "group_id", "seq"))
+    return f"RETURNING {columns}, {max_in_flight}, {own}, {now}, {watched}"
 
 
 _AT = "coalesce(:at, now())"

@@ -166,7 +166,7 @@ async def fail_held_by(tx: Transaction, worker_ids: Sequence[UUID], error: str, 
     for row, task in zip(rows, tasks, strict=True):
         tx.record_freed(task.room_id, None)  # their workers' claims end
         if row.linked:
-            tx.record_end(row.seq, task.status)
+            tx.record_end(row.seq, task.status, row.group_id)
     return tasks
 
 
@@ -201,8 +201,8 @@ _FAILED = f"""RETURNING {
         payload="NULL",
         result="NULL",
     )
-}, joblib_task.linked, joblib_task.seq"""
-_FAILED_NAMES = (*ROW_NAMES, "linked", "seq")
+}, joblib_task.linked, joblib_task.group_id, joblib_task.seq"""
+_FAILED_NAMES = (*ROW_NAMES, "linked", "group_id", "seq")
 _FAIL = statement(
     f"""
 WITH held AS (
@@ -466,7 +466,7 @@ def _record_effects(tx: Transaction, moves: Iterable[tuple[TaskRecord | None, Ta
     """Record what follows: ends of linked tasks, due times and free slots."""
     for before, after in moves:
         if after.linked and before is not None and before.status != after.status:
-            tx.record_end(after.seq, after.status)
+            tx.record_end(after.seq, after.status, after.group_id)
         if after.is_scheduled and after.run_at is not None and not after.is_waiting:
             tx.record_due(after.run_at)
         if before is not None and before.status in HELD and after.status not in HELD:
