@@ -1,6 +1,9 @@
 """Options that several commands share."""
 
-from typing import Annotated, TypeVar
+from collections.abc import Callable, Collection
+from functools import wraps
+from inspect import Signature, signature
+from typing import Annotated, Any, TypeVar, get_origin
 
 import typer
 
@@ -88,3 +91,33 @@ DatabaseUrl = Annotated[
         "Default: zndraw-joblib.db in the working directory.",
     ),
 ]
+
+
+def with_options(
+    kind: Callable[..., Any], *, without: Collection[str] = (), **changed: Any
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the fields of a dataclass as options, in the place of its parameter `options`.
+
+    The command has no option for the fields in `without`. `changed` are other defaults, or other annotations.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = list(signature(command).parameters.values())
+        place = [parameter.name for parameter in own].index("options")
+        shared = {
+            name: option.replace(annotation=changed[name])
+            if get_origin(changed.get(name)) is Annotated
+            else option.replace(default=changed.get(name, option.default))
+            for name, option in signature(kind).parameters.items()
+            if name not in without
+        }
+
+        @wraps(command)
+        def run(**values: Any) -> None:
+            options = kind(**{name: values.pop(name) for name in shared})
+            command(**values, options=options)
+
+        run.__signature__ = Signature([*own[:place], *shared.values(), *own[place + 1 :]])  # type: ignore[attr-defined]
+        return run
+
+    return decorate

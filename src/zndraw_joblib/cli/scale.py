@@ -9,17 +9,15 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import wraps
 from hashlib import sha256
-from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, get_origin
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
 from zndraw_joblib.cli.client import find_access, open_client
 from zndraw_joblib.cli.display import CommandError, ItemTable, UsageError, counted, print_json, print_note
-from zndraw_joblib.cli.options import AsJson, Format, Log, Url, check_room
+from zndraw_joblib.cli.options import AsJson, Format, Log, Url, check_room, with_options
 from zndraw_joblib.cli.times import parse_duration
 from zndraw_joblib.client.async_rest import AsyncRest
 from zndraw_joblib.client.calls import validated
@@ -170,6 +168,10 @@ class ScaleOptions:
     log_level: Log = LogThreshold.INFO
     log_format: Format = LogFormat.TEXT
 
+    def apply_log(self) -> None:
+        """Log as the options say."""
+        LogConfig(self.log_level, self.log_format).apply()
+
     @property
     def bounds(self) -> Bounds:
         """How much may be started. Raises `UsageError`."""
@@ -216,41 +218,14 @@ class ScaleOptions:
         return [word for text in self.label or () for word in ("--label", text)]
 
 
-def _with_options(**changed: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the options of `ScaleOptions`, which it takes as `options`.
-
-    `changed` are other defaults, or other annotations, of some of them.
-    """
-
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        shared = {
-            name: option.replace(annotation=changed[name])
-            if get_origin(changed.get(name)) is Annotated
-            else option.replace(default=changed.get(name, option.default))
-            for name, option in signature(ScaleOptions).parameters.items()
-        }
-        own = [one for one in signature(command).parameters.values() if one.name != "options"]
-        places = [one for one in own if one.kind != Parameter.KEYWORD_ONLY]
-
-        @wraps(command)
-        def run(**values: Any) -> None:
-            options = ScaleOptions(**{name: values.pop(name) for name in shared})
-            LogConfig(options.log_level, options.log_format).apply()
-            command(**values, options=options)
-
-        run.__signature__ = Signature([*places, *shared.values(), *own[len(places) :]])  # type: ignore[attr-defined]
-        return run
-
-    return decorate
-
-
 @app.command("local")
-@_with_options()
+@with_options(ScaleOptions)
 def scale_local(target: Target, arguments: PassedOn = None, *, options: ScaleOptions) -> None:
     """Start workers as processes of this machine while tasks wait for them.
 
     Ctrl-C ends it; its workers go on, and leave when they are idle.
     """
+    options.apply_log()
     own = arguments or []
     command = worker_command(
         [target, *own, *options.label_words],
@@ -263,20 +238,21 @@ def scale_local(target: Target, arguments: PassedOn = None, *, options: ScaleOpt
 
 
 @app.command("slurm")
-@_with_options(backlog=2, interval=10.0, output=SlurmOutput)
+@with_options(ScaleOptions, backlog=2, interval=10.0, output=SlurmOutput)
 def scale_slurm(
     target: Target,
     arguments: SbatchOptions = None,
     *,
+    options: ScaleOptions,
     worker_options: WorkerOptions = "",
     name: Name = None,
-    options: ScaleOptions,
 ) -> None:
     """Submit batch jobs with workers to Slurm while tasks wait for them.
 
     sbatch checks one first, and refuses what Slurm cannot run. Ctrl-C ends the command; its batch jobs go on,
     and end when they are idle or when their time is over.
     """
+    options.apply_log()
     own = _worker_options(worker_options)
     command = slurm_worker(
         target, [*own, *options.label_words], idle=options.idle, per_allocation=options.per_allocation

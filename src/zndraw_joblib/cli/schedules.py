@@ -15,25 +15,16 @@ from zndraw_joblib.cli.display import (
     print_note,
     usage_errors,
 )
-from zndraw_joblib.cli.options import AsJson, Room, Url, refuse_options_before
+from zndraw_joblib.cli.options import AsJson, Room, Url, refuse_options_before, with_options
 from zndraw_joblib.cli.submit import (
-    CostOfTask,
-    DebounceTime,
-    ExpiresIn,
     JobOfTask,
-    MaxAttempts,
     Payload,
-    PreferencesOfTask,
-    Priority,
-    RequirementsOfTask,
-    TagsOfTask,
+    SubmitOptions,
     TaskRoom,
-    UniqueKey,
     Values,
     check_payload,
     parse_object,
     parse_values,
-    requirements,
 )
 from zndraw_joblib.cli.times import TIME_FORMS, future_time, parse_duration
 from zndraw_joblib.client.connection import DEFAULT_URL
@@ -135,6 +126,7 @@ def schedules(
 
 
 @app.command()
+@with_options(SubmitOptions)
 def put(  # noqa: PLR0913 - each is an option
     name: Name,
     job: JobOfTask,
@@ -152,15 +144,7 @@ def put(  # noqa: PLR0913 - each is an option
     max_catch_up: MaxCatchUp = 100,
     starts_at: StartsAt = None,
     ends_at: EndsAt = None,
-    priority: Priority = None,
-    expires_in: ExpiresIn = None,
-    max_attempts: MaxAttempts = None,
-    unique: UniqueKey = None,
-    debounce: DebounceTime = None,
-    tag: TagsOfTask = None,
-    require: RequirementsOfTask = None,
-    prefer: PreferencesOfTask = None,
-    cost: CostOfTask = None,
+    options: SubmitOptions,
     paused: Paused = None,
     as_json: AsJson = False,
     url: Url = DEFAULT_URL,
@@ -173,17 +157,12 @@ def put(  # noqa: PLR0913 - each is an option
     fields = _times(cron, every, at) | {
         **{"starts_at": future_time(starts_at, "--starts-at"), "ends_at": future_time(ends_at, "--ends-at")},
         **{"time_zone": time_zone, "jitter_seconds": jitter, "overlap": overlap, "catch_up": catch_up},
-        **{"max_catch_up": max_catch_up, "unique": unique, "debounce": debounce, "priority": priority},
-        **{"expires_in_seconds": expires_in, "max_attempts": max_attempts, "paused": paused, "tags": tag},
+        **{"max_catch_up": max_catch_up, "paused": paused, **options.fields},
     }
-    fields = _given(fields | {"cost": cost}) | requirements(require, prefer)
+    fields = {name: value for name, value in fields.items() if value is not None} | options.requirements
     with open_client(url) as client, usage_errors():
         full_name = str(client.find_job(str(job), room))
         _print(client.schedules.put(name, full_name, body, room=room, **fields), as_json=as_json)
-
-
-def _given(fields: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _times(cron: str | None, every: list[float] | None, at: str | None) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import cache
 from typing import IO, Annotated, Any, NamedTuple
 from uuid import UUID, uuid4
@@ -18,7 +19,7 @@ from zndraw_joblib.cli import following
 from zndraw_joblib.cli.client import AdminClient, open_client, parse_id
 from zndraw_joblib.cli.display import CommandError, UsageError, counted, print_json, print_note
 from zndraw_joblib.cli.groups import sealed_group
-from zndraw_joblib.cli.options import AsJson, Url, check_room
+from zndraw_joblib.cli.options import AsJson, Url, check_room, with_options
 from zndraw_joblib.cli.task_output import check_completed, write_result
 from zndraw_joblib.cli.times import TIME_FORMS, future_time, local_now, parse_duration
 from zndraw_joblib.client.calls import validated
@@ -464,12 +465,6 @@ def _requirement(text: str) -> str:
     return text
 
 
-def requirements(texts: list[str] | None, preferences: list[str] | None = None) -> dict[str, Any]:
-    """Return the options with what a task requires, and prefers, of the labels of its worker."""
-    options = {"requires": texts, "prefer": preferences}
-    return {name: parsed_requirements(given) for name, given in options.items() if given}
-
-
 PreferencesOfTask = Annotated[
     list[str] | None,
     typer.Option(
@@ -479,8 +474,6 @@ PreferencesOfTask = Annotated[
         help="Which workers get it first if they wait, as host=node7; repeatable.",
     ),
 ]
-
-
 CostOfTask = Annotated[
     int | None,
     typer.Option(
@@ -491,8 +484,6 @@ CostOfTask = Annotated[
         help="How many slots of its worker it takes, if not the job's.",
     ),
 ]
-
-
 RequirementsOfTask = Annotated[
     list[str] | None,
     typer.Option(
@@ -545,6 +536,35 @@ WaitSeconds = Annotated[
 ]
 
 
+@dataclass(frozen=True, kw_only=True)
+class SubmitOptions:
+    """The options of a task, whether it is submitted now or by a schedule."""
+
+    priority: Priority = None
+    expires_in: ExpiresIn = None
+    max_attempts: MaxAttempts = None
+    unique: UniqueKey = None
+    debounce: DebounceTime = None
+    tag: TagsOfTask = None
+    require: RequirementsOfTask = None
+    cost: CostOfTask = None
+    prefer: PreferencesOfTask = None
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The fields of the request, None for those that are not given, without `requirements`."""
+        names = ("priority", "max_attempts", "unique", "debounce", "cost")
+        fields = {name: getattr(self, name) for name in names}
+        return {**fields, "expires_in_seconds": self.expires_in, "tags": self.tag}
+
+    @property
+    def requirements(self) -> dict[str, Any]:
+        """What the task requires, and prefers, of the labels of its worker."""
+        options = {"requires": self.require, "prefer": self.prefer}
+        return {name: parsed_requirements(texts) for name, texts in options.items() if texts}
+
+
+@with_options(SubmitOptions)
 def submit(  # noqa: PLR0913 - each is an option
     job: JobOfTask = None,
     values: Values = None,
@@ -554,18 +574,10 @@ def submit(  # noqa: PLR0913 - each is an option
     room: TaskRoom = None,
     wait: Wait = False,
     timeout: WaitSeconds = None,
-    priority: Priority = None,
     delay: Delay = None,
     run_at: RunAt = None,
-    expires_in: ExpiresIn = None,
-    max_attempts: MaxAttempts = None,
-    unique: UniqueKey = None,
-    debounce: DebounceTime = None,
+    options: SubmitOptions,
     webhook: WebhookOfTask = None,
-    tag: TagsOfTask = None,
-    require: RequirementsOfTask = None,
-    cost: CostOfTask = None,
-    prefer: PreferencesOfTask = None,
     parent: ParentOfTask = None,
     after: AfterOthers = None,
     on_failure: OnFailureOfOthers = None,
@@ -580,16 +592,15 @@ def submit(  # noqa: PLR0913 - each is an option
     130 after Ctrl-C, when it goes on. With --from, print an id or, with exit code 1, an empty line for each.
     """
     LogConfig().apply()
-    rules = {"unique": unique, "debounce": debounce, "tags": tag, "priority": priority, "cost": cost}
-    times = {"delay_seconds": delay, "expires_in_seconds": expires_in, "max_attempts": max_attempts}
-    options = parse_options(run_at=run_at, key=idempotency_key, webhook=webhook, **times, **rules)
-    options |= _relations(after, on_failure, parent) | requirements(require, prefer)
+    fields = {"delay_seconds": delay, "webhook": webhook, **options.fields}
+    fields = parse_options(run_at=run_at, key=idempotency_key, **fields)
+    fields |= _relations(after, on_failure, parent) | options.requirements
     if file is not None:
         _check_alone(values=values, payload=payload, wait=wait, timeout=timeout, as_json=as_json)
-        _submit_lines(file, job, room, options, idempotency_key or str(uuid4()), url, group)
+        _submit_lines(file, job, room, fields, idempotency_key or str(uuid4()), url, group)
         return
     body = _body(payload, values, timeout, group, wait=wait)
-    _submit_task(url, job, room, body, idempotency_key, options, timeout, wait=wait, as_json=as_json)
+    _submit_task(url, job, room, body, idempotency_key, fields, timeout, wait=wait, as_json=as_json)
 
 
 def _submit_task(  # noqa: PLR0913, PLR0917 - the options of the command

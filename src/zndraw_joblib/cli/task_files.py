@@ -15,11 +15,12 @@ from uuid import UUID
 import typer
 from pydantic import ValidationError
 
-from zndraw_joblib.cli import tasks as task_commands
 from zndraw_joblib.cli.client import AdminClient, open_client
 from zndraw_joblib.cli.display import CommandError, UsageError, counted, print_note
-from zndraw_joblib.cli.options import Url
+from zndraw_joblib.cli.options import Url, with_options
 from zndraw_joblib.cli.submit import STDIN, open_file
+from zndraw_joblib.cli.task_filter import Selection, TaskOptions, where
+from zndraw_joblib.cli.tasks import app
 from zndraw_joblib.client.connection import DEFAULT_URL
 from zndraw_joblib.client.retry import is_repeatable
 from zndraw_joblib.client.submits import task_body
@@ -33,7 +34,6 @@ from zndraw_joblib.wire.problems import ProblemException, TaskNotFound, Unauthor
 from zndraw_joblib.wire.statuses import TaskStatus
 from zndraw_joblib.wire.successors import ResultOf, result_of, with_values
 
-app = task_commands.app
 _PART = 200
 # Of one request; the client splits what is larger.
 _BATCH, _BATCH_BYTES = 200, 900_000
@@ -52,27 +52,10 @@ TasksFile = Annotated[
 ]
 
 
-def export_tasks(  # noqa: PLR0913 - each is an option
-    *,
-    results: WithResults = False,
-    all_rooms: task_commands.AllRooms = False,
-    room: task_commands.Rooms = None,
-    status: task_commands.Statuses = None,
-    job: task_commands.Jobs = None,
-    worker: task_commands.WorkerOf = None,
-    created_by: task_commands.CreatedBy = None,
-    error_code: task_commands.ErrorCodes = None,
-    exception: task_commands.Exceptions = None,
-    text: task_commands.Text = None,
-    version: task_commands.Versions = None,
-    tag: task_commands.Tags = None,
-    parent: task_commands.Parent = None,
-    root: task_commands.Root = None,
-    group: task_commands.GroupOf = None,
-    since: task_commands.Since = None,
-    until: task_commands.Until = None,
-    limit: Most = None,
-    url: Url = DEFAULT_URL,
+@app.command("export")
+@with_options(TaskOptions)
+def export_tasks(
+    *, results: WithResults = False, options: TaskOptions, limit: Most = None, url: Url = DEFAULT_URL
 ) -> None:
     """Write tasks as JSON Lines, newest first.
 
@@ -80,14 +63,10 @@ def export_tasks(  # noqa: PLR0913 - each is an option
     as those of 'tasks' do. 'tasks import' submits the lines to another queue.
     """
     LogConfig().apply()
-    others: dict[str, Any] = {"created_by": created_by, "error_code": error_code, "text": text}
-    others |= {"version": version, "exception": exception, "tag": tag, "parent": parent, "root": root}
-    others["group"] = group
-    selection = task_commands.select(room, status, job, worker, since, until, all_rooms=all_rooms, **others)
-    _export(url, selection, limit, has_results=results)
+    _export(url, options.selection(), limit, has_results=results)
 
 
-def _export(url: str, selection: task_commands.Selection, limit: int | None, *, has_results: bool) -> None:
+def _export(url: str, selection: Selection, limit: int | None, *, has_results: bool) -> None:
     with open_client(url) as client:
         selection = selection.located(client)
         filters = selection.resolve(client).model_dump(mode="json", exclude_defaults=True)
@@ -99,7 +78,7 @@ def _export(url: str, selection: task_commands.Selection, limit: int | None, *, 
             line = task.model_dump_json(exclude=left_out, exclude_none=True)
             sys.stdout.write(escape_json(line) + "\n")
     sys.stdout.flush()
-    print_note(f"Exported {counted(number, 'task')} {task_commands.where(selection.rooms)}.")
+    print_note(f"Exported {counted(number, 'task')} {where(selection.rooms)}.")
     if stored:
         print_note(
             f"Not in the lines: {counted(stored, 'result')} stored as bytes. 'task ID --result' writes one."
@@ -130,6 +109,7 @@ def _exported(client: AdminClient, filters: dict[str, Any], limit: int | None) -
                 return
 
 
+@app.command("import")
 def import_tasks(file: TasksFile, *, url: Url = DEFAULT_URL) -> None:
     """Submit the tasks of an export anew.
 
@@ -145,10 +125,6 @@ def import_tasks(file: TasksFile, *, url: Url = DEFAULT_URL) -> None:
             importer.add(number, task)
         importer.flush()
     importer.conclude(file)
-
-
-app.command("export")(export_tasks)
-app.command("import")(import_tasks)
 
 
 class _Lines:

@@ -6,9 +6,9 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any
+from typing import Annotated
 from uuid import UUID
 
 import typer
@@ -25,10 +25,9 @@ from zndraw_joblib.cli.display import (
     print_note,
     print_wrapped,
 )
-from zndraw_joblib.cli.options import AsJson, Limit, TaskId, TaskIds, Url, check_room, refuse_options_before
+from zndraw_joblib.cli.options import AsJson, Limit, TaskId, TaskIds, Url, refuse_options_before, with_options
+from zndraw_joblib.cli.task_filter import Selection, TaskOptions, where
 from zndraw_joblib.cli.task_output import check_completed, print_history, print_log, print_task, write_result
-from zndraw_joblib.cli.times import local_now, past_time
-from zndraw_joblib.client.calls import validated
 from zndraw_joblib.client.connection import DEFAULT_URL
 from zndraw_joblib.jobs.logs import LogConfig, one_line
 from zndraw_joblib.wire import operations as ops
@@ -39,7 +38,7 @@ from zndraw_joblib.wire.messages import (
     TaskActionRequest,
     TaskResponse,
 )
-from zndraw_joblib.wire.names import DEFAULT_ROOM, RESERVED, JobName, near_text, parse_reference
+from zndraw_joblib.wire.names import near_text
 from zndraw_joblib.wire.operators import (
     BulkAction,
     BulkPreview,
@@ -49,190 +48,12 @@ from zndraw_joblib.wire.operators import (
     TaskFilter,
     WaitsFor,
 )
-from zndraw_joblib.wire.problems import ProblemException, TaskNotFound, Unauthorized
+from zndraw_joblib.wire.problems import ProblemException, Unauthorized
 from zndraw_joblib.wire.statuses import TERMINAL, TaskStatus
 
-AllRooms = Annotated[bool, typer.Option("--all-rooms", help="Tasks of all rooms, for a superuser.")]
-Rooms = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--room",
-        callback=check_room,
-        metavar="ROOM",
-        help=f"Tasks of this room; repeatable. Default: {DEFAULT_ROOM}.",
-    ),
-]
-Statuses = Annotated[
-    list[TaskStatus] | None,
-    typer.Option(
-        "--status",
-        metavar="STATUS",
-        help=f"Only tasks with this status; repeatable: {', '.join(TaskStatus)}.",
-    ),
-]
-Jobs = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--job", metavar="JOB", help="Only tasks of this job; repeatable. Full name, or Name alone."
-    ),
-]
-Versions = Annotated[
-    list[int] | None,
-    typer.Option(
-        "--version",
-        metavar="N",
-        help="Only tasks of this version of the job of --job; repeatable. 'jobs NAME' lists the versions.",
-    ),
-]
-WorkerOf = Annotated[
-    str | None,
-    typer.Option(
-        "--worker",
-        metavar="WORKER",
-        help="Only tasks whose current or last worker has this id, one that begins so, or this name.",
-    ),
-]
-CreatedBy = Annotated[
-    str | None, typer.Option("--created-by", metavar="USER", help="Only tasks that this user submitted.")
-]
-ErrorCodes = Annotated[
-    list[str] | None,
-    typer.Option("--error-code", metavar="CODE", help="Only tasks with this error code; repeatable."),
-]
-Exceptions = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--exception",
-        metavar="NAME",
-        help="Only tasks whose error begins with this class of exception, like ValueError; repeatable.",
-    ),
-]
-Text = Annotated[
-    str | None, typer.Option("--text", metavar="TEXT", help="Only tasks with this text in payload or error.")
-]
-Tags = Annotated[
-    list[str] | None, typer.Option("--tag", metavar="TAG", help="Only tasks with this tag; repeatable.")
-]
-Parent = Annotated[
-    str | None,
-    typer.Option("--parent", metavar="TASK", help="Only tasks that this one has submitted, of its room."),
-]
-Root = Annotated[
-    str | None, typer.Option("--root", metavar="TASK", help="Only tasks below this one, the first of a tree.")
-]
-GroupOf = Annotated[
-    str | None, typer.Option("--group", metavar="GROUP", help="Only tasks of the group with this id.")
-]
 OldestFirst = Annotated[
     bool, typer.Option("--oldest-first", help="List the tasks that were submitted first, instead of last.")
 ]
-Since = Annotated[
-    str | None,
-    typer.Option(
-        "--since",
-        metavar="TIME",
-        help="Only tasks submitted since a time: a duration ago, like 30m or 7d, or like 18:00, yesterday.",
-    ),
-]
-Until = Annotated[
-    str | None,
-    typer.Option(
-        "--until",
-        metavar="TIME",
-        help="Only tasks submitted before a time: like 1h ago, or like 18:00, yesterday.",
-    ),
-]
-
-
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """The options as they are given. `rooms` is empty for all rooms."""
-
-    rooms: list[str]
-    statuses: list[TaskStatus]
-    jobs: list[str]
-    worker: str | None
-    fields: dict[str, Any]
-    is_default_room: bool = False
-
-    @property
-    def needs_search(self) -> bool:
-        """Whether a list of one room, with one status, is not enough."""
-        return bool(len(self.rooms) != 1 or len(self.statuses) > 1 or self.jobs or self.worker or self.fields)
-
-    def located(self, client: AdminClient) -> "Selection":
-        """Return the same with whole ids of group, parent and root. The default room is theirs."""
-        ids: dict[str, Any] = {
-            name: client.find_task(parse_id(self.fields[name]))
-            for name in ("parent", "root")
-            if name in self.fields
-        }
-        if "group" in self.fields:
-            ids["group"] = client.find_group(self.fields["group"])
-        if not ids:
-            return self
-        located = replace(self, fields={**self.fields, **ids})
-        if not self.is_default_room:
-            return located
-        if "group" in ids:
-            return replace(located, rooms=[client.get_group(ids["group"]).room])
-        with suppress(TaskNotFound):  # the tasks below one that was deleted are still there
-            located = replace(located, rooms=[client.get_task(next(iter(ids.values()))).room_id])
-        return located
-
-    def resolve(self, client: AdminClient) -> TaskFilter:
-        """Return the filter with full names and ids. Raises `CommandError` for an unknown job or worker."""
-        room = self.rooms[0] if self.rooms else None
-        options = {
-            "status": self.statuses,
-            "room": self.rooms,
-            "job": [str(client.find_job(job, room)) for job in self.jobs],
-            "worker": client.find_worker(self.worker) if self.worker else None,
-            **self.fields,
-        }
-        filters = {name: value for name, value in options.items() if value}
-        try:
-            return validated(TaskFilter, filters)
-        except ValueError as error:
-            raise UsageError(
-                re.sub(r"^(\w+)", lambda name: f"--{name[0].replace('_', '-')}", str(error))
-            ) from error
-
-
-def select(  # noqa: PLR0913 - one for each option
-    rooms: list[str] | None,
-    statuses: list[TaskStatus] | None,
-    jobs: list[str] | None,
-    worker: str | None,
-    since: str | None,
-    until: str | None,
-    *,
-    all_rooms: bool,
-    **others: str | UUID | list[str] | list[int] | None,
-) -> Selection:
-    """Return what the options select. Raises `UsageError`."""
-    if all_rooms and rooms:
-        raise UsageError("--all-rooms and --room cannot be combined. Pass one of them")
-    begin, end = past_time(since, "--since"), past_time(until, "--until")
-    if begin is not None and begin > local_now():
-        raise UsageError(
-            f"--since {since!r} is in the future: {begin:%Y-%m-%d %H:%M:%S}. Pass an earlier time"
-        )
-    if begin is not None and end is not None and begin >= end:
-        raise UsageError(f"--since {since!r} is not before --until {until!r}: no task is between them")
-    values = {**others, "since": begin, "until": end}
-    fields = {name: value for name, value in values.items() if value}
-    named = rooms or _rooms_of(jobs or ())
-    room_ids = [] if all_rooms else named or [DEFAULT_ROOM]
-    is_default = not (all_rooms or named)
-    return Selection(room_ids, list(statuses or ()), list(jobs or ()), worker, fields, is_default)
-
-
-def where(rooms: Sequence[str]) -> str:
-    """Return in which rooms tasks were looked for, to end a sentence with."""
-    return f"in room {', '.join(rooms)}" if rooms else "in all rooms"
-
-
 _MAX_FOUND, _MAX_ROOMS = 100, 5
 
 
@@ -270,13 +91,6 @@ def _note_unknown_exceptions(client: AdminClient, filters: TaskFilter) -> None:
         print_note(
             f"No failed task {where(filters.room)} has the exception {name!r}{near_text(name, names)}."
         )
-
-
-def _rooms_of(jobs: Sequence[str]) -> list[str]:
-    """Return the rooms in the full names of jobs; none if a job is of all rooms or has a short name."""
-    names = [name for job in jobs if isinstance(name := parse_reference(job), JobName)]
-    rooms = {name.room_id for name in names}
-    return [] if len(names) < len(jobs) or rooms & set(RESERVED) else sorted(rooms)
 
 
 # Lists of tasks, as rows of a table.
@@ -369,25 +183,11 @@ _DONE = {
 }
 
 
+@with_options(TaskOptions)
 def bulk(  # noqa: PLR0913 - each is an option
     action: Action,
     *,
-    all_rooms: AllRooms = False,
-    room: Rooms = None,
-    status: Statuses = None,
-    job: Jobs = None,
-    worker: WorkerOf = None,
-    created_by: CreatedBy = None,
-    error_code: ErrorCodes = None,
-    exception: Exceptions = None,
-    text: Text = None,
-    version: Versions = None,
-    tag: Tags = None,
-    parent: Parent = None,
-    root: Root = None,
-    group: GroupOf = None,
-    since: Since = None,
-    until: Until = None,
+    options: TaskOptions,
     tree: Tree = False,
     preview: Preview = False,
     yes: Yes = False,
@@ -399,10 +199,7 @@ def bulk(  # noqa: PLR0913 - each is an option
     It shows how many tasks would change, and asks; a purge, or a cancel or release of more than 100 tasks,
     needs their number. Tasks that are submitted meanwhile are not changed.
     """
-    others: dict[str, Any] = {"created_by": created_by, "error_code": error_code, "text": text}
-    others |= {"version": version, "exception": exception, "tag": tag, "parent": parent, "root": root}
-    others["group"] = group
-    selection = select(room, status, job, worker, since, until, all_rooms=all_rooms, **others)
+    selection = options.selection()
     _check_bulk(action, tree=tree, asks=not (preview or yes))
     with open_client(url) as client:
         selection = selection.located(client)
@@ -635,25 +432,11 @@ app.command()(bulk)
 
 
 @app.callback()
-def tasks(  # noqa: PLR0913 - each is an option
+@with_options(TaskOptions)
+def tasks(
     context: typer.Context,
     *,
-    all_rooms: AllRooms = False,
-    room: Rooms = None,
-    status: Statuses = None,
-    job: Jobs = None,
-    worker: WorkerOf = None,
-    created_by: CreatedBy = None,
-    error_code: ErrorCodes = None,
-    exception: Exceptions = None,
-    text: Text = None,
-    version: Versions = None,
-    tag: Tags = None,
-    parent: Parent = None,
-    root: Root = None,
-    group: GroupOf = None,
-    since: Since = None,
-    until: Until = None,
+    options: TaskOptions,
     oldest_first: OldestFirst = False,
     limit: Limit = 20,
     as_json: AsJson = False,
@@ -665,10 +448,7 @@ def tasks(  # noqa: PLR0913 - each is an option
     """
     if refuse_options_before(context):
         return
-    others: dict[str, Any] = {"created_by": created_by, "error_code": error_code, "text": text}
-    others |= {"version": version, "exception": exception, "tag": tag, "parent": parent, "root": root}
-    others["group"] = group
-    selection = select(room, status, job, worker, since, until, all_rooms=all_rooms, **others)
+    selection = options.selection()
     with open_client(url) as client:
         selection = selection.located(client)
         items, caption = _find(client, selection, limit, oldest_first=oldest_first)
@@ -679,27 +459,13 @@ def tasks(  # noqa: PLR0913 - each is an option
 
 
 @app.command()
-def failures(  # noqa: PLR0913 - each is an option
-    *,
-    all_rooms: AllRooms = False,
-    room: Rooms = None,
-    job: Jobs = None,
-    error_code: ErrorCodes = None,
-    exception: Exceptions = None,
-    text: Text = None,
-    tag: Tags = None,
-    group: GroupOf = None,
-    since: Since = None,
-    until: Until = None,
-    as_json: AsJson = False,
-    url: Url = DEFAULT_URL,
-) -> None:
+@with_options(TaskOptions, without=("status", "worker", "created_by", "version", "parent", "root"))
+def failures(*, options: TaskOptions, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
     """Count failed tasks by job and exception, the most frequent first.
 
     'tasks bulk retry' with --job and --exception queues a group again.
     """
-    others: dict[str, Any] = {"error_code": error_code, "exception": exception, "text": text, "tag": tag}
-    selection = select(room, None, job, None, since, until, all_rooms=all_rooms, group=group, **others)
+    selection = options.selection()
     with open_client(url) as client:
         selection = selection.located(client)
         filters = selection.resolve(client)
