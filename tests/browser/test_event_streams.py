@@ -1,7 +1,9 @@
 """A page reads event streams with the code of the documentation, from a server on another origin."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -15,8 +17,8 @@ from tcp_proxy import TcpProxy
 from waiting import until
 
 from browser.conftest import MILLISECONDS
-from browser.documented import functions
 
+_PAGE_OF_DOCS = Path(__file__).parents[2] / "docs/how-to/live-events.md"
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 READERS = pytest.mark.parametrize("function", ["follow", "read"], ids=["event-source", "fetch"])
 # What the code of the documentation calls. `seen` has all that it got, in order.
@@ -33,6 +35,13 @@ const apply = (event) => seen.push(event);
 const refuse = (problem) => seen.push({ problem });
 """
 _IS_CLOSED = "sources.length === 1 && sources[0].readyState === EventSource.CLOSED"
+
+
+def documented_functions() -> str:
+    """Return the functions in the JavaScript of the documentation, without their calls."""
+    snippets = re.findall(r"^```js\n(.*?)^```", _PAGE_OF_DOCS.read_text(), re.MULTILINE | re.DOTALL)
+    of_one = re.compile(r"^(?:async )?function .*?^}\n", re.MULTILINE | re.DOTALL)
+    return "".join(function for snippet in snippets for function in of_one.findall(snippet))
 
 
 class Site:
@@ -65,8 +74,8 @@ class Site:
         names = (
             f"const server = 'http://127.0.0.1:{self.proxy.port}', token = '{token or self.server.token}';"
         )
-        documented = functions("how-to/live-events.md")
-        await self.page.add_script_tag(content="\n".join([names, _PAGE, documented, code]))
+        content = "\n".join([names, _PAGE, documented_functions(), code])
+        await self.page.add_script_tag(content=content)
 
     async def seen(self, count: int) -> list[dict[str, Any]]:
         """Return what the page has got, once there are so many snapshots and events."""

@@ -13,7 +13,7 @@ from waiting import until
 from zndraw_joblib.server.process.ports import Wake, job_key
 from zndraw_joblib.server.queue import rules_task_actions
 from zndraw_joblib.server.queue.rules_claims import Claim
-from zndraw_joblib.server.runtime.batch_claims import BatchClaim
+from zndraw_joblib.server.runtime.claims import BatchClaim
 from zndraw_joblib.wire.messages import (
     ClaimBatch,
     EmptyReason,

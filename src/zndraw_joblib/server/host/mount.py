@@ -29,12 +29,11 @@ from zndraw_joblib.server.host import checks
 from zndraw_joblib.server.host.api import HostApi
 from zndraw_joblib.server.http import add_routes
 from zndraw_joblib.server.http.access import CALLER, Guard, RoomGuards, WorkerRooms, verify_readable_room
-from zndraw_joblib.server.http.identity import BearerTokens
+from zndraw_joblib.server.http.identity import BearerTokens, TokenWatch
 from zndraw_joblib.server.http.middleware import QueueMiddleware
 from zndraw_joblib.server.http.openapi import namespace_of
 from zndraw_joblib.server.http.pages import Dashboard, add_problem_pages
 from zndraw_joblib.server.http.requests import solve
-from zndraw_joblib.server.http.token_watch import TokenWatch
 from zndraw_joblib.server.internal.dispatcher import Dispatcher
 from zndraw_joblib.server.internal.providers import InternalRequests
 from zndraw_joblib.server.internal.registry import (

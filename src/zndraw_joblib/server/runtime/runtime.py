@@ -84,12 +84,11 @@ from zndraw_joblib.server.queue.rules_fairness import ClaimOrder
 from zndraw_joblib.server.queue.rules_idempotency import TASKS, Repeat, once_or_repeat
 from zndraw_joblib.server.queue.rules_shares import StoredLimits
 from zndraw_joblib.server.queue.rules_tasks import KnownJobs
-from zndraw_joblib.server.runtime.batch_claims import BatchClaim, key_of
+from zndraw_joblib.server.runtime.claims import BatchClaim, ClaimFlow, TimedClaim, key_of
 from zndraw_joblib.server.runtime.event_queue import EventQueue, Publish
 from zndraw_joblib.server.runtime.payload_validator import PayloadValidator
 from zndraw_joblib.server.runtime.recheck import Recheck
 from zndraw_joblib.server.runtime.task_tokens import TaskTokens
-from zndraw_joblib.server.runtime.timed_claims import ClaimFlow, TimedClaim
 from zndraw_joblib.wire.events import Emission
 from zndraw_joblib.wire.groups import GroupResponse
 from zndraw_joblib.wire.messages import (

@@ -1,13 +1,15 @@
-"""The claim of a worker that runs jobs in batches: it waits for a full batch before it claims anything."""
+"""Claims with a condition: a full batch of tasks, or tasks that fit into the rest of an allocation."""
 
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from time import monotonic
+from typing import NamedTuple
 
 from zndraw_joblib.server.process.ports import Wake, job_key
 from zndraw_joblib.server.process.waiters import Disconnected, Waiter
+from zndraw_joblib.server.queue.rules_allocations import TimeLeft
 from zndraw_joblib.server.queue.rules_batches import Candidate, Candidates
 from zndraw_joblib.server.queue.rules_claims import Claim, ClaimResult, NotFull
 from zndraw_joblib.wire.messages import ClaimBatch, TaskResponse
@@ -15,6 +17,8 @@ from zndraw_joblib.wire.messages import ClaimBatch, TaskResponse
 # While a batch fills, its queues are read at most this often: so many times in `wait_seconds`.
 _READS = 10
 _MAX_PAUSE_SECONDS = 0.1
+# A wait may end a little before the time at which a queue no longer fits.
+_LATER_SECONDS = 0.002
 
 
 def key_of(task: TaskResponse) -> str:
@@ -117,3 +121,47 @@ class BatchClaim:
         for task in result.tasks:
             key = keys.get(task.id) or key_of(task)
             self._unused[key] = self._unused.get(key, 0) - 1
+
+
+class TimedClaim:
+    """One request of a worker that has `remaining` seconds. `claim` claims without a wait.
+
+    `read` returns what fits into so many seconds, and `store` stores when the allocation ends.
+    """
+
+    def __init__(
+        self,
+        claim: Callable[[Claim], Awaitable[ClaimResult]],
+        read: Callable[[Claim, float], Awaitable[TimeLeft]],
+        store: Callable[[Claim, datetime], Awaitable[None]],
+        remaining: float,
+        time: Callable[[], float],
+    ) -> None:
+        self._claim = claim
+        self._read = read
+        self._store = store
+        self._time = time
+        self._ends_at = time() + remaining
+        # When a queue that fits no longer does.
+        self.changes_at = math.inf
+
+    async def claim(self, item: Claim) -> ClaimResult:
+        """Claim a task that fits into the rest of the time."""
+        now = self._time()
+        left = await self._read(item, max(0.0, self._ends_at - now))
+        self.changes_at = now + left.seconds + _LATER_SECONDS
+        if left.ends_at is not None:
+            await self._store(item, left.ends_at)
+        return await self._claim(item._replace(long=left.long))
+
+
+class ClaimFlow(NamedTuple):
+    """How a request claims: `claim` does so without a wait, with `batch` and `timed` if these are set."""
+
+    claim: Callable[[Claim], Awaitable[ClaimResult]]
+    batch: BatchClaim | None = None
+    timed: TimedClaim | None = None
+
+    def until(self, deadline: float) -> float:
+        """Return until when the request may wait before it claims again."""
+        return deadline if self.timed is None else min(deadline, self.timed.changes_at)
