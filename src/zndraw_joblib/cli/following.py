@@ -150,7 +150,7 @@ class TaskStream:
 # The exit code of timeout(1).
 EXIT_TIMEOUT = 124
 _EXPLAIN_SECONDS = 5.0
-# Of these a user is told without asking.
+# The commands print these reasons without an option.
 _NEEDS_HELP = frozenset(
     {*("paused", "no_worker", "no_matching_worker", "no_worker_with_enough_time", "draining"), "not_claimed"}
 )
@@ -220,7 +220,7 @@ class Waiting:
 
 
 def print_reasons(explanation: TaskExplanation, task: TaskResponse, printed: set[str]) -> None:
-    """Print each reason that somebody has to remove, with its remedy, unless its code is in `printed`."""
+    """Print each reason that an operator has to remove, with its remedy, unless its code is in `printed`."""
     for reason in explanation.reasons:
         if reason.code in _NEEDS_HELP - printed:
             printed.add(reason.code)

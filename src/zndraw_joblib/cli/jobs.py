@@ -337,7 +337,7 @@ def forget(job: FullName, *, url: Url = DEFAULT_URL) -> None:
         )
 
 
-# So many schedules are named.
+# The most schedules that are named.
 _MAX_SCHEDULES = 5
 
 

@@ -1,4 +1,4 @@
-"""Which tasks a command is about: the options that select tasks, and the filter that the server gets."""
+"""The tasks that a command is for: the options that select tasks, and the filter that the server gets."""
 
 import re
 from collections.abc import Sequence

@@ -241,7 +241,7 @@ WithoutWorkersOption = Annotated[
     WithoutWorkers | None,
     typer.Option(
         "--without-workers",
-        help="What becomes of the jobs while no worker serves them: tasks wait (queue, the default), submits "
+        help="What happens to the jobs while no worker serves them: tasks wait (queue, the default), submits "
         "are refused (reject), or the job is forgotten.",
         rich_help_panel=_POLICY,
     ),

@@ -1,4 +1,4 @@
-"""What operators do with the jobs and the rooms of a queue.
+"""Requests of operators: jobs, pauses, limits and rooms of a queue.
 
 `client.operators` has the same for programs without an event loop; `make generate` writes it from it.
 """

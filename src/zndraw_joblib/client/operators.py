@@ -1,4 +1,4 @@
-"""What operators do with the jobs and the rooms of a queue.
+"""Requests of operators: jobs, pauses, limits and rooms of a queue.
 
 Made from `client.async_operators` by `make generate`; do not edit.
 """

@@ -1,1 +1,1 @@
-"""What runs a job, in a worker or in the server: extensions, `@job`, codecs, context, log capture, traces."""
+"""The run of a job, in worker or server: extensions, `@job`, codecs, context, log capture, traces."""

@@ -1,4 +1,4 @@
-"""What a submit waits for: tasks, groups, and outputs, values of its payload that stand for their results."""
+"""The predecessors of a submit: tasks, groups, and values of its payload that stand for their results."""
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
@@ -51,7 +51,7 @@ def _token_of(task: object) -> str:
 _NEW = "new-task-"
 
 
-# Large results, which whoever runs a task puts into its payload.
+# Large results, which the program that runs a task puts into its payload.
 
 # Instead of a payload: why a result that it needs is not there.
 PAYLOAD_FAULT = "$result-fault"

@@ -1,4 +1,4 @@
-"""What a job may do with its task while it runs: report progress, write to its log, and notice its end."""
+"""The context of a running job: report progress, write to its log, and notice its end."""
 
 import asyncio
 import inspect

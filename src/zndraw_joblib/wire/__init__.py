@@ -1,1 +1,1 @@
-"""What crosses the network: messages, problems, statuses and events. Plain data, no I/O."""
+"""The models of requests and responses: messages, problems, statuses and events. Plain data, no I/O."""

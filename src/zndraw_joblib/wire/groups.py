@@ -63,7 +63,7 @@ class OnEndWhen(StrEnum):
 class OnEndState(StrEnum):
     """What became of `on_end`: `waiting` for the end, `submitted`, `skipped`, because not all have completed.
 
-    `failed`: its task could not be submitted, for instance because the job does not exist any more.
+    `failed`: its task could not be submitted, for instance because the job no longer exists.
     """
 
     WAITING = "waiting"

@@ -1,4 +1,4 @@
-"""Which values of a payload are secret by its job's schema, and payloads without them.
+"""The secret values of payloads, by the schemas of their jobs, and payloads without them.
 
 A schema marks a value with ``writeOnly: true`` or ``format: password``. Answers have `MASK` in its place. The
 paths to such values are found once for each schema, and kept as JSON: a list of steps for each path, each a
@@ -28,7 +28,7 @@ _MAX_STEPS, _MAX_DEPTH, _MAX_PATHS = 20_000, 32, 500
 _MAX_JOINED, _MAX_CHARACTERS = 5_000, 256 * 1024
 # A value to which more paths lead is secret as a whole.
 _MAX_TREES = 8
-# So many places of the mask in a payload are named.
+# The most places of the mask in a payload that are named.
 _MAX_PLACES = 100
 _SAME_VALUE = ("if", "then", "else", "not")
 _SAME_VALUE_LISTS = ("allOf", "anyOf", "oneOf")

@@ -150,7 +150,7 @@ def _refuse_near(unknown: Iterable[Any], names: Collection[str]) -> None:
 
 # One letter of ten is wrong.
 _NEAR = 0.9
-# So much of so many unknown fields is compared.
+# The most characters of a field, and the most unknown fields, that are compared.
 _MAX_FIELD, _MAX_UNKNOWN = 40, 20
 
 
@@ -397,7 +397,7 @@ class TaskResponse(ResponseBody):
       requests that read tasks, and only if there is one.
     - `duplicate`: true in the response to a submit that made no task, because this one holds its key.
     - `schedule`, `due_at`: the schedule of its room that submitted it, and the due time. They are omitted for
-      other tasks, and `due_at` for a schedule's task that somebody ran by hand.
+      other tasks, and `due_at` for a schedule's task that was run by hand.
     - `version`: the number of the job's schema that its payload was validated against.
     - `tags`, `parent`: as in its submit. `root` is the first task of its tree: the parent of its parent, and
       so on. They are omitted for tasks without them, and in the responses to claims and to reports of a start

@@ -1,4 +1,4 @@
-"""What operators see and do: statistics, searches, bulk actions, lists, settings, findings, the overview."""
+"""Models for operators: statistics, searches, bulk actions, lists, settings, findings, the overview."""
 
 import operator
 from datetime import datetime
@@ -651,7 +651,7 @@ class KeptTasks(ResponseBody):
     """How long ended tasks are kept: those of `job`, or with null of all jobs without times of their own.
 
     The server deletes those that are older. It counts up to 10,000 tasks for each time: without `is_complete`
-    there may be more. `applies_at`: times that nobody has set apply from then on; null if they do.
+    there may be more. `applies_at`: default times apply from then on; null if they do already.
     """
 
     job: str | None

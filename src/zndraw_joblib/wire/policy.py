@@ -72,7 +72,7 @@ PendingLimit = Annotated[int, Field(ge=1, le=1_000_000)]
 
 
 class WithoutWorkers(StrEnum):
-    """What becomes of a job without workers.
+    """What happens to a job without workers.
 
     `forget`: it is soft-deleted with its last worker, or later with its last pending task; a submit then gets
     404. `reject`: it stays, and a submit gets 409 `no-workers-available`. `queue`: it stays, and tasks wait.
@@ -286,7 +286,7 @@ class JobPolicy(CheckedKeywords, RequestBody):
       room, with those that are scheduled; a further submit gets 429. Tasks that return to the queue count.
     - `limits`: further limits of concurrency and rate, of which all must hold.
     - `priority`: of the job's tasks; a higher one is claimed first.
-    - `without_workers`: what becomes of the job when no worker serves it; null for the server's default,
+    - `without_workers`: what happens to the job when no worker serves it; null for the server's default,
       which is the setting of that name.
     - `keep`: how long its ended tasks are kept; null for the times of the server's settings.
     - `requires`: conditions on the labels of the workers that may run its tasks, by label: a value, or

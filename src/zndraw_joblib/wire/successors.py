@@ -16,7 +16,7 @@ MAX_PREDECESSORS = 100
 MAX_BATCH_PREDECESSORS = 10_000
 # In a payload, an object with only this key stands for the result of a predecessor.
 RESULT_VALUE = "$result"
-# A result that is longer as JSON is handed over as a reference, which the worker's SDK reads.
+# A result that is longer as JSON is passed as a reference, which the worker's SDK reads.
 MAX_INLINE_BYTES = 64 * 1024
 _REFERENCE = {RESULT_VALUE, "id"}
 # The response header with which a server vouches that a task has waited for the one whose result it is.
@@ -27,7 +27,7 @@ class OnFailure(StrEnum):
     """What a task does if a predecessor ends, but has not completed.
 
     `fail`: it fails with the code ``predecessor-failed``. `run`: it runs after the last end all the same.
-    `hold`: it stays pending until the predecessor was retried and has completed, or somebody runs it by hand.
+    `hold`: it stays pending until the predecessor was retried and has completed, or it is run by hand.
     """
 
     FAIL = "fail"

@@ -1,4 +1,4 @@
-"""How long a worker works: until its allocation on a cluster ends, until it is idle, or for some tasks."""
+"""The end of a worker: when its allocation on a cluster ends, until it is idle, or for some tasks."""
 
 import json
 import logging

@@ -15,7 +15,7 @@ from typing import Protocol
 
 # The name of the workers of an allocation, by which the scaler knows that they have registered.
 NAME_VARIABLE = "ZNDRAW_JOBLIB_WORKER_NAME"
-# The name of an allocation is the prefix of its scaler and so many random bytes, as digits.
+# The random bytes in the name of an allocation, as digits behind the prefix of its scaler.
 NAME_BYTES = 4
 _MAX_OUTPUT = 4096
 _CHECK_SECONDS = 120.0

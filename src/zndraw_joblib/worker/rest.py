@@ -150,7 +150,7 @@ class RestApi(TaskRest):
         """Claim a task, up to `limit`, or a batch; return how many seconds the server agreed to wait, too.
 
         A server that cannot claim several returns one. With `remaining` it returns only tasks that are
-        expected to end in so many seconds.
+        expected to end in that time.
         """
         body = messages.TaskClaimRequest(
             worker_id=worker_id, claim_id=claim_id, remaining_seconds=remaining, tokens=True

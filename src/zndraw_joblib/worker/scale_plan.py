@@ -1,4 +1,4 @@
-"""How many allocations of workers to start or take back: a function of the demand and of what is there."""
+"""The number of allocations to start or take back: a function of the demand and of what is there."""
 
 from math import ceil
 from typing import NamedTuple
@@ -18,7 +18,7 @@ class Bounds(NamedTuple):
 
 
 class Present(NamedTuple):
-    """What is there: the slots of registered workers, whoever started them, and the scaler's allocations.
+    """What is there: the slots of all registered workers, and the allocations of the scaler.
 
     `allocations` counts those that wait or run, `waiting` those that wait. `coming_slots` are of workers in
     running allocations that have not registered yet, and `slots_per_worker` is how many each has.
@@ -32,7 +32,7 @@ class Present(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """How many allocations to start now, and how many of those that wait are not needed any more."""
+    """How many allocations to start now, and how many of those that wait are no longer needed."""
 
     start: int
     surplus: int

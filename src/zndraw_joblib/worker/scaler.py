@@ -28,7 +28,7 @@ from zndraw_joblib.worker.scale_plan import Bounds, Plan, Present, plan
 log = logging.getLogger(__name__)
 
 _OVER = {AllocationState.ENDED, AllocationState.FAILED}
-# Workers of an allocation that have not registered so long after the first one are not expected any more.
+# Workers of an allocation that have not registered so long after the first one are no longer expected.
 _REST_SECONDS = 60.0
 # Waiting allocations are taken back when they have not been needed for so long.
 _PATIENCE_SECONDS = 60.0
@@ -269,7 +269,7 @@ class Scaler:
             return
         waiting = [one for one in self.own.values() if one.state == AllocationState.WAITING]
         for one in waiting[::-1][:surplus]:
-            log.info("Allocation %s waits and is not needed any more: it is cancelled", one.id)
+            log.info("Allocation %s waits and is no longer needed: it is cancelled", one.id)
             one.is_cancelled = True
             await self._drain(one)
 

@@ -98,7 +98,7 @@ def serve(  # noqa: PLR0913 - the options of the command
 
 
 def _completed(cls: type[Any], policy: PolicyOptions) -> PolicyOptions:
-    """Return the options; tasks wait for a worker unless they or the class say what becomes of them."""
+    """Return the options; tasks wait for a worker unless they or the class set `without_workers`."""
     if "without_workers" in class_policy(cls, policy_of(policy)).model_fields_set:
         return policy
     return {**policy, "without_workers": WithoutWorkers.QUEUE}

@@ -68,7 +68,7 @@ class Channel:
         self._socket.close()
 
     def receive_exactly(self, length: int, on_pause: Callable[[], None] = lambda: None) -> bytes:
-        """Wait for so many bytes and return them, without a message around them."""
+        """Wait for a number of bytes and return them, without a message around them."""
         content = bytearray(length)
         view = memoryview(content)
         while view:

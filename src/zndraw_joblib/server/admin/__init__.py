@@ -1,1 +1,1 @@
-"""What operators see and do: overview, statistics, searches, bulk actions, lists, audit."""
+"""The operators' part of the server: overview, statistics, searches, bulk actions, lists, audit."""

@@ -165,7 +165,7 @@ async def _claimable(tx: Transaction, queues: Sequence[Queue], held: Mapping[str
         for (job_id, _), number in paused.items():
             behind[job_id] += number
         for queue in queues:
-            # What is pending in a room includes scheduled tasks: so many others may all be of open rooms.
+            # What is pending in a room includes scheduled tasks: as many others may all be of open rooms.
             others = queue.pending + queue.scheduled - behind[queue.id]
             numbers[queue.id] = max(0, min(numbers[queue.id], others))
     by_job: dict[str, list[Queue]] = {}

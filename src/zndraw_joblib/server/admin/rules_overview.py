@@ -58,7 +58,7 @@ from zndraw_joblib.wire.statuses import TERMINAL, StatusCounts, TaskStatus
 _LONG, _VERY_LONG = timedelta(minutes=10), timedelta(hours=1)
 # A job with at least this many failures, and this share of its ends, is a finding.
 _MANY_FAILURES, _FAILING_SHARE = 5, 0.5
-# So is one with this share that is this many times its share of the day before, if that had so many ends.
+# So is one with this share, this many times its share of the day before, if that had this number of ends.
 _HIGH_SHARE, _ABOVE_USUAL, _USUAL_ENDS = 0.05, 2, 20
 _USUAL = timedelta(days=1)
 _MANY_LOST = 5

@@ -101,7 +101,7 @@ def _is_linked(task_filter: TaskFilter) -> bool:
     return bool(task_filter.tag) or any(link is not None for link in links)
 
 
-# At most so many of the newest failed tasks are grouped, of at most so many tasks that are read.
+# The most failed tasks that are grouped, newest first, and the bounds of what is read for it.
 _GROUPED, _GROUPED_OF = 2_000, Budget(rows=20_000, seconds=0.5)
 _NAME_OF_CLASS = re.compile(r"[^\W\d][\w.]*\Z")
 
@@ -337,7 +337,7 @@ def _invalid(reason: str) -> InvalidRequest:
 Run = Callable[..., Awaitable[Any]]
 Fault = Callable[[str, dict[str, Any], str], Awaitable[ProblemException | None]]
 MAX_REFUSED = 100
-# Payloads of so many tasks are in memory at once; one may have 1 MiB.
+# The most tasks whose payloads are in memory at once; one may have 1 MiB.
 _VALIDATED = 20
 _MAX_DETAIL = 300
 _EXAMPLES = 10

@@ -34,7 +34,7 @@ class TokenUpdate(NamedTuple):
 async def update(tx: Transaction, name: str, changes: TokenChanges) -> TokenUpdate | None:
     """Change the rights of a token, but not of one that another has issued; None if there is no token.
 
-    Tokens that it has issued end if it may not issue them any more, and not later than it does.
+    Tokens that it has issued end if it may no longer issue them, and not later than it does.
     """
     row = await sql_operators.lock_token(tx, name)
     if row is None or row.issued_by is not None:

@@ -1,4 +1,4 @@
-"""What demand is made of: the counts of queues, the tasks that workers hold, and the slots of workers."""
+"""The parts of the demand: the counts of queues, the tasks that workers hold, and the slots of workers."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -13,7 +13,7 @@ from zndraw_joblib.server.queue.sql_pauses import is_job_paused
 from zndraw_joblib.server.queue.sql_task_rows import TASK_IS_HELD
 from zndraw_joblib.wire.names import INTERNAL
 
-# The longest queues; so many jobs have tasks at once on no server.
+# The most queues that are read, longest first; no server has tasks of as many jobs at once.
 _MAX_QUEUES = 10_000
 
 

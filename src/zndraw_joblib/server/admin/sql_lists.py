@@ -146,7 +146,7 @@ async def read(
 def _statement(
     cursor_list: CursorList, filters: tuple[str, ...], rooms: int, *, is_first: bool
 ) -> Select[Any]:
-    """Return the statement for the first rows of a list, or for those after a cursor; of so many rooms."""
+    """Return the statement for the first rows of a list, or for those after a cursor, of some rooms."""
     conditions = [cursor_list.filters[name].condition for name in filters]
     selects = cursor_list.selects
     if rooms:

@@ -756,7 +756,7 @@ async def count_linked(tx: Transaction, filters: Filter) -> tuple[dict[TaskStatu
     return numbers, sum(row.total for row in rows) <= MAX_COUNTED
 
 
-# At most so many tags, from the text on, are read to find those that begin with it.
+# The most tags, from the text on, that are read to find those that begin with it.
 _MAX_READ_TAGS = 1_000
 
 

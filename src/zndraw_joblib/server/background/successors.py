@@ -21,11 +21,11 @@ from zndraw_joblib.wire.problems import ServiceUnavailable, TooManyRequests
 logger = logging.getLogger(__name__)
 
 _POLL_SECONDS, _RETRY_SECONDS = 5.0, 1.0
-# So often all edges are searched for ends without a wave, so many at once, and so many at most.
+# Seconds between two searches of all edges for ends without a wave; edges of one read, and reads of a search.
 _SEARCH_SECONDS, _SEARCHED_AT_ONCE, _MAX_SEARCHES = 60.0, 1000, 100
 # On SQLite a pause between two transactions lets others write.
 _MAX_PAUSE_SECONDS = 0.05
-# So many payloads are validated at the same time, and so many of one job. Results of so many are kept.
+# The most payloads that are validated at the same time, and of one job; the most whose results are kept.
 _MAX_CHECKS, _MAX_CHECKS_OF_JOB, _MAX_CHECKED = 8, 4, 100
 _MAX_PASSED = 1000
 _FIRST = (-(2**62), 0)

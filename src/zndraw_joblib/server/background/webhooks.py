@@ -47,11 +47,11 @@ _LEASE_MARGIN_SECONDS = 10.0
 # Events that follow each other are looked for together.
 _PAUSE_SECONDS = 0.02
 _RETRY_SECONDS, _FINISH_SECONDS, _AGAIN_SECONDS = 5.0, 5.0, 0.25
-# After so many deliveries in a row a webhook gives its slot to the next.
+# The deliveries in a row after which a webhook gives its slot to the next.
 _MAX_IN_A_ROW = 50
 # The webhooks of one user get this part of the slots at most.
 _SHARE_OF_OWNER = 0.75
-# So many addresses of a host are tried, and so many bytes of an answer read, of which nothing is kept.
+# The most addresses of a host that are tried, and the most bytes of an answer that are read; none is kept.
 _MAX_ADDRESSES, _MAX_ANSWER_BYTES = 4, 16 * 1024
 # Threads that resolve names, with those that exceed the time limit: of all users, and of one.
 _MAX_RESOLVING, _MAX_RESOLVING_OF_OWNER = 32, 8

@@ -116,7 +116,7 @@ class Transaction:
         self.has_settled = False
         # Linked tasks that cancel what waits for them, by their `seq`.
         self.cancelling: set[int] = set()
-        # Whether a job stays without workers if its policy does not say what becomes of it.
+        # Whether a job stays without workers if its policy has no `without_workers`.
         self.keeps_unserved_jobs = False
 
     async def execute_alone(self, statement: Executable, parameters: Mapping[str, Any]) -> Sequence[Any]:

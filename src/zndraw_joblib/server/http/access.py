@@ -211,7 +211,7 @@ class RoomGuards:
         return self._remembered.get(dependency)
 
 
-# The guards for workers: an owner that may not write to a room any more does not serve its jobs.
+# The guards for workers: an owner that may no longer write to a room does not serve its jobs.
 #
 # Claims, reports and uploads name no room. They are checked against the guards of the rooms of the worker's
 # jobs and providers, with outcomes that are cached for some seconds. Without guards, nothing is read, and

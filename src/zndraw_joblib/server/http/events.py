@@ -94,7 +94,7 @@ async def resolve_access(request: Request) -> StreamAccess:
         find_reader = partial(queue.find_reader, owner.caller, owner.issued_at, owner.room_id)
         reader = await find_reader()
         if reader is None:
-            raise Unauthorized("The caller of the stream token has no access any more")
+            raise Unauthorized("The caller of the stream token no longer has access")
 
         async def is_valid() -> bool:
             return await find_reader() is not None

@@ -288,7 +288,7 @@ async def send_heartbeat(
 ) -> Response:
     """Record a worker's heartbeat; return a verdict on each task that it names. Only its owner may do so.
 
-    Tasks of jobs in rooms to which the owner may not write any more are lost.
+    Tasks of jobs in rooms to which the owner may no longer write are lost.
     """
     runtime = queue.runtime
     body = body or HeartbeatRequest()

@@ -526,7 +526,7 @@ class Route(APIRoute):
     """A route of an `Endpoint`, which answers every error as a problem.
 
     What FastAPI derives from an endpoint and its dependencies takes a millisecond, and only the OpenAPI
-    document needs it: it is derived for whoever reads it first.
+    document needs it: it is derived when it is first read.
     """
 
     endpoint: Endpoint

@@ -264,7 +264,7 @@ async def claim_task(
 ) -> Response:
     """Claim the oldest pending tasks of the worker's jobs; with ``Prefer: wait=N``, wait for the first.
 
-    Jobs of rooms to which the caller may not write any more are left out; if no others are left, the response
+    Jobs of rooms to which the caller may no longer write are left out; if no others are left, the response
     is the refusal of the room.
     """
     runtime = queue.runtime

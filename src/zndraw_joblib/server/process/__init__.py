@@ -1,1 +1,1 @@
-"""What one server process consists of, without a database: batcher, waiters, pub/sub, settings, ports."""
+"""The parts of one server process, without a database: batcher, waiters, pub/sub, settings, ports."""

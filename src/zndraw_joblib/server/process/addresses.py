@@ -1,4 +1,4 @@
-"""Which hosts, ports and addresses the server may send webhooks to."""
+"""The hosts, ports and addresses to which the server may send webhooks."""
 
 import ipaddress
 from collections.abc import Iterable, Sequence

@@ -241,7 +241,7 @@ class JobLibSettings(CheckedKeywords, BaseSettings):
         return self
 
     def keeps_unserved_jobs(self) -> bool:
-        """Return whether a job stays without workers if its policy does not say what becomes of it."""
+        """Return whether a job stays without workers if its policy has no `without_workers`."""
         return self.without_workers != WithoutWorkers.FORGET
 
     def keep_days(self, status: str) -> float | None:
@@ -252,7 +252,7 @@ class JobLibSettings(CheckedKeywords, BaseSettings):
 
     @property
     def keeps_by_default(self) -> bool:
-        """Whether tasks are deleted after times that nobody has set."""
+        """Whether tasks are deleted after the default times, which no operator has set."""
         names = {"keep_completed_days", "keep_failed_days", "keep_cancelled_days"} - self.model_fields_set
         return self.keep_finished_days is None and any(getattr(self, name) for name in names)
 

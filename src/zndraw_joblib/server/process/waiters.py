@@ -24,7 +24,7 @@ Result = TypeVar("Result")
 Disconnected = asyncio.Future[None] | None
 
 
-# For so long a task waits for claims of workers that are to get it before others, at other servers.
+# The seconds for which a task waits for claims of workers that are to get it before others, at other servers.
 _BEFORE_SECONDS = 0.25
 
 
@@ -158,7 +158,7 @@ class Wait(Protocol):
 
 
 def wait_at_most(seconds: float, disconnected: Disconnected, wait: Wait | None) -> Wait:
-    """Return what waits as `wait`, or plainly without one, but at most so many seconds at once."""
+    """Return what waits as `wait`, or plainly without one, but at most `seconds` at once."""
 
     async def wait_some(waiter: Waiter, rest: float, /) -> None:
         shortest = min(rest, seconds)

@@ -19,7 +19,7 @@ from zndraw_joblib.wire.names import JobName, split_name
 from zndraw_joblib.wire.operators import BUCKET_BOUNDS
 from zndraw_joblib.wire.policy import JobPolicy
 
-# The runs that decide, if a policy does not: of the last day, at least so many.
+# The runs that decide, if a policy does not: those of the last day, at least this number.
 _RECENT = timedelta(days=1)
 _LEAST_RUNS = 20
 _SHARE = 0.95

@@ -12,7 +12,7 @@ from zndraw_joblib.server.queue.sql_claims import QueueHead
 from zndraw_joblib.server.queue.sql_workers import BatchQueue
 from zndraw_joblib.wire.messages import ClaimBatch, EmptyReason
 
-# So many of a worker's queues with the first tasks are read; all, if none of them has a task for it.
+# The queues of a worker, those with the first tasks, that are read; all, if none of them has a task for it.
 _FIRST_QUEUES = 64
 _ALL_QUEUES = 2**31 - 1
 

@@ -1,4 +1,4 @@
-"""What the end of a linked task causes, in the transaction that ends it, whoever does."""
+"""Effects of the end of a linked task on groups, successors and webhooks, in the transaction that ends it."""
 
 from collections.abc import Mapping
 

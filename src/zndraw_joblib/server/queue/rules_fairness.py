@@ -20,7 +20,7 @@ from zndraw_joblib.wire.messages import EmptyReason
 # A claim reads a few more rooms than it needs, and a bounded number of tasks.
 _SPARE_ROOMS = 7
 _MAX_READ = 4096
-# If limits refuse the first queues, a claim reads so many times more.
+# The factor by which a claim reads more queues if limits refuse the first ones.
 _LIMITED_FACTORS = (1, 8, 64, 512)
 # So few slots, and so few more tasks than one for each, cannot exceed the bytes much.
 _FEW_SLOTS = 32

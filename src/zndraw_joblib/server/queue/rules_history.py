@@ -1,4 +1,4 @@
-"""Why the workers of a job do not claim a waiting task, and about how long it waits."""
+"""The explanation of a waiting task: why no worker claims it, and about how long it waits."""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta

@@ -1,4 +1,4 @@
-"""Register, list and pause jobs, and decide what becomes of those without workers."""
+"""Register, list and pause jobs, and apply `without_workers` to jobs without workers."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
@@ -41,9 +41,9 @@ from zndraw_joblib.wire.problems import (
 )
 from zndraw_joblib.wire.statuses import TaskStatus
 
-# A job has at most so many versions. Beyond it, the oldest one without workers and live tasks is used again.
+# The most versions of a job. Beyond it, the oldest one without workers and live tasks is used again.
 MAX_VERSIONS = 32
-# The text of an error names so many places where schemas differ.
+# The most places where schemas differ that the text of an error names.
 _SHOWN = 3
 
 

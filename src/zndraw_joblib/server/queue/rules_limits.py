@@ -50,7 +50,7 @@ _SPARE_QUEUES = 7
 # How many waits for rates end in one transaction.
 _MAX_READY = 500
 _LONGEST = timedelta(seconds=YEAR_SECONDS)
-# So many tasks with the same key are counted to say when a rate allows one after them.
+# The most tasks with the same key that are counted to say when a rate allows one after them.
 _MAX_BEFORE = 10_000
 
 
@@ -158,7 +158,7 @@ def rules_of(job: str, limits: Iterable[JobLimit], specs: Mapping[str, str]) -> 
             if limit.name in specs:
                 rules.append(Rule(limit, f"limit {limit.name}", _values_of(specs[limit.name])))
             continue
-        # Those of one key are told apart by their order.
+        # Limits with the same key are distinguished by their order.
         rules.append(Rule(limit, f"job {job} {number[limit.key]} {limit.key}", limit))
         number[limit.key] += 1
     return rules
@@ -487,7 +487,7 @@ async def reasons(tx: Transaction, task: TaskRecord, position: int | None) -> li
 
 
 def _rate_detail(bucket: Bucket, before: int, now: datetime) -> str | None:
-    """Return when a rate allows a task with so many others before it; None for now."""
+    """Return when a rate allows a task with this number of others before it; None for now."""
     rate = bucket.rule.values.rate
     if rate is None:
         return None
@@ -570,7 +570,7 @@ async def next_ready(tx: Transaction) -> tuple[datetime | None, bool]:
 # The limits that jobs share by their names.
 
 _MAX_NAMED = 10_000
-# Among so many names the nearest one is looked for.
+# The most names among which the nearest one is looked for.
 _MAX_NEAR = 200
 
 
@@ -636,7 +636,7 @@ def _entry(limit: NamedLimit) -> LimitEntry:
 
 # How many tasks limits allow, for a demand.
 
-# So many queues of keys are looked at; of more, the limits are not.
+# The most queues of keys that are looked at; of more, the limits are not.
 _MAX_KEYS = 1000
 
 

@@ -215,7 +215,7 @@ MAX_LISTING = 100_000_000
 _BYTES_PER_ERROR = 1000
 _MAX_MESSAGE = 1000
 _MAX_REASONS = 3
-# An unknown field is compared with so many names of the schema, of so many characters.
+# The most names of the schema that an unknown field is compared with, and the most characters of each.
 _MAX_COMPARED = 50
 _MAX_ALTERNATIVES = 4
 # Of the patterns of one schema: their number, the characters of each, and the repetitions that it may count.

@@ -21,16 +21,16 @@ from zndraw_joblib.wire.policy import JobPolicy
 from zndraw_joblib.wire.problems import InvalidRequest, ProblemException, TooManyRequests
 from zndraw_joblib.wire.requirements import AnyLabels, loosened, matches, missing
 
-# A job has at most so many queues for tasks with requirements of their own.
+# The most queues of a job for tasks with requirements of their own.
 MAX_QUEUES = 100
-# So many idle queues are examined for one that can be used again.
+# The most idle queues that are examined for one that can be used again.
 _EXAMINED = 8
 _RETRY_SECONDS = "30"
-# A re-check of waiting claims looks at so many queues that none of them waits for.
+# The most queues that a re-check of waiting claims looks at though none of them waits for it.
 _MAX_OTHERS = 200
-# Of so many workers with labels, so many that a task prefers are woken before others.
+# The most workers with labels that are looked at, and the most that are woken first as a task prefers them.
 _MAX_LABELED, _MAX_PREFERRED = 2000, 100
-# Of so many different preferences in one transaction; tasks with others wake any worker.
+# The most different preferences in one transaction; tasks with others wake any worker.
 _MAX_PREFERENCES = 32
 
 

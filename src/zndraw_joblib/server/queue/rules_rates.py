@@ -15,7 +15,7 @@ _NAME = "submits"
 
 @dataclass(slots=True)
 class Tokens:
-    """The tokens that a request took, and the headers of its response. So many tasks were `accepted`."""
+    """The number of tokens that a request took, headers of its response, and how many tasks were accepted."""
 
     count: int
     headers: dict[str, str]

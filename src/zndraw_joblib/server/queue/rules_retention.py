@@ -92,7 +92,7 @@ async def _blocks(tx: Transaction, _: datetime, limit: int) -> int:
 
 
 async def _groups(tx: Transaction, before: datetime, after: int) -> tuple[Pruned, int]:
-    """Delete groups that have ended and have no tasks any more, among a batch behind `after`."""
+    """Delete groups that have ended and have no tasks left, among a batch behind `after`."""
     deleted, following = await sql_groups.prune(tx, before, after, BATCH)
     return Pruned(deleted, following is not None), following or 0
 

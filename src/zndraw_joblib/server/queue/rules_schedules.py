@@ -414,7 +414,7 @@ class Plan(NamedTuple):
 class Waiting(NamedTuple):
     """Schedules that are due, and in how many seconds the next one of all is; None without one.
 
-    `faults` are why this server cannot tell when a schedule is due, by its id: such a plan has no times.
+    `faults` are why this server does not know when a schedule is due, by its id: such a plan has no times.
     """
 
     plans: list[Plan]

@@ -31,11 +31,11 @@ from zndraw_joblib.server.queue.sql_task_rows import Place
 
 # For each such time that the first task of a queue does not fit, one more worker keeps its free slots for it.
 _ONE_MORE_AFTER = timedelta(minutes=1)
-# For so long a server keeps to the workers that it has found.
+# The queues whose workers a server keeps, and for how many seconds.
 _CACHED_QUEUES, _CACHED_SECONDS = 10_000, 1.0
-# Of so many workers of a queue. All servers read the same ones.
+# The most workers of a queue that are read. All servers read the same ones.
 _MAX_WORKERS = 1000
-# So many rooms are read for the first task of one that is open; a later number, if their rows are outdated.
+# The rooms that are read for the first task of one that is open; a later number, if their rows are outdated.
 _ROOMS = (8, 64, 512)
 
 

@@ -76,7 +76,7 @@ class PrunedTasks(NamedTuple):
 
 
 async def keep_times(tx: Transaction, settings: JobLibSettings) -> tuple[KeepTimes, datetime | None]:
-    """Return the times in force, and from when on those that nobody has set apply; None if they do."""
+    """Return the times in force, and from when on default times apply; None if they do."""
     default = {status: _seconds(settings.keep_days(status.value)) for status in _STATUSES}
     times = KeepTimes(default, await sql_jobs.keeps(tx))
     if not settings.keeps_by_default:
@@ -133,7 +133,7 @@ async def prune(tx: Transaction, settings: JobLibSettings, state: TaskPruning) -
 
 
 def _explicit(settings: JobLibSettings) -> dict[TaskStatus, float | None]:
-    """Return the times that somebody has set."""
+    """Return the times that an operator has set."""
     names = {status: f"keep_{status.value}_days" for status in _STATUSES}
     return {
         status: _seconds(settings.keep_days(status.value)) if name in settings.model_fields_set else None

@@ -133,8 +133,8 @@ async def _uploader(tx: Transaction, upload: UploadKey) -> Identity:
     owner_id = await sql_task_tokens.owner_of_request(tx, *upload)
     if owner_id is None:
         raise Unauthorized(
-            "The token is of a request to an internal provider that is not open any more: it was answered, "
-            "or nobody has answered it in time (provider_inflight_ttl_seconds)",
+            "The token is of a request to an internal provider that is no longer open: it was answered, "
+            "or not answered in time (provider_inflight_ttl_seconds)",
             headers=_CHALLENGE,
         )
     return Identity(
@@ -183,7 +183,7 @@ def _jobs_of_stored(
     if owner is None or not owner.may(Scope.WORK) or not owner.serves(task.job_room):
         raise Unauthorized(
             f"The token of task {about.task.id} ended with the token {user!r} of its worker, which has "
-            f"expired, was revoked, or may serve no jobs of {task.job_room} any more",
+            f"expired, was revoked, or may no longer serve jobs of {task.job_room}",
             headers=_CHALLENGE,
         )
     return rules_worker_tokens.common_jobs(about.jobs, owner.jobs)

@@ -2,7 +2,7 @@
 
 What waits for a task that is cancelled so is cancelled soon after it, by `rules_waves`.
 
-Whoever submits a task with a parent accepts that it is cancelled with its tree, also by the submitter of the
+The submitter of a task with a parent accepts that it is cancelled with its tree, also by the submitter of the
 parent. A cancelled parent gets no more children, and a task is cancelled before those that are below it, so
 the tree stops growing behind the waves. After a kill the committed waves stay; a repeat cancels the rest.
 """

@@ -54,12 +54,12 @@ from zndraw_joblib.wire.successors import (
     with_values,
 )
 
-# One transaction handles at most so many tasks, so many of them with results in their payloads, and so many
-# ends. It begins no further step after so many seconds.
+# The most that one transaction handles: tasks, tasks with results in their payloads, and ends. It begins no
+# further step after these seconds.
 MAX_TASKS, _MAX_FILLED, _MAX_WAVES, _MAX_SECONDS = 100, 20, 100, 0.1
-# Of each end it reads so many tasks, also if it handles fewer.
+# It reads at least this number of tasks of each end, also if it handles fewer.
 _MIN_OF_EACH = 10
-# Results in one payload have at most so many bytes as JSON; further ones are handed over as references.
+# The most bytes of results in one payload, as JSON; further ones are passed as references.
 _MAX_FILLED_BYTES = MAX_JSON_BYTES // 2
 _MAX_REASONS, _MAX_ERROR_BYTES = 3, 2000
 _DELETED = "deleted"
@@ -132,7 +132,7 @@ async def handle(tx: Transaction, rules: Rules = _RULES) -> Handled:
     await sql_successors.finish(tx, step.released, done)
     is_blocked = not done and not step.has_changed
     if is_full or not is_blocked:
-        # Other ends are next, whoever has more tasks that wait.
+        # The ends of other predecessors are next, even if more tasks wait for this one.
         await sql_successors.move_waves_back(tx, [wave for wave in waves if wave.source in left])
     may_be_more = bool(left) or is_full or step.has_ended_linked
     passed = {source: seq if source in left else 0 for source, seq in step.passed.items()}

@@ -29,7 +29,7 @@ GIVE_UP_AFTER = timedelta(days=3)
 # After these pauses, with jitter, for about three days: 5 s, 20 s, 80 s, … 6 h.
 _FIRST_PAUSE, _GROWTH, _LONGEST_PAUSE, _JITTER = 5.0, 4.0, 21_600.0, 0.2
 _MAX_PER_TURN = 1000
-# So many due webhooks are read before the owners are read apart.
+# The due webhooks that are read before the owners are read apart.
 _MAX_CANDIDATES = 200
 _EVER = datetime(9999, 1, 1, tzinfo=UTC)
 # A target of tasks is kept for a day after its last use, and written at most each hour.
@@ -391,7 +391,7 @@ async def take(tx: Transaction, slots: Slots, lease_seconds: float) -> Due:
 async def _choose(
     tx: Transaction, count: int, share: int, used: Mapping[str, int], *, is_failing: bool
 ) -> list[int]:
-    """Return the numbers of due webhooks for so many slots."""
+    """Return the numbers of due webhooks for the free slots."""
     candidates = await sql_webhooks.due(tx, _MAX_CANDIDATES, is_failing=is_failing)
     if len(candidates) == _MAX_CANDIDATES:
         # One owner may have all of these: those of the others are behind them.

@@ -129,7 +129,7 @@ async def issue(
 
 
 async def _end_of(tx: Transaction, issuer: Identity) -> datetime | None:
-    """Return when the token of an issuer expires, and let nobody revoke or change it before the commit."""
+    """Return when the token of an issuer expires, and lock it until the commit."""
     if issuer.id == ADMIN.id or issuer.id.startswith(OIDC_PREFIX):
         return None  # it is not stored
     row = await sql_worker_tokens.lock_issuer(tx, issuer.id)

@@ -47,7 +47,7 @@ _NEVER = datetime.max.replace(tzinfo=UTC)
 Decide = Callable[[TaskRecord, datetime, float], TaskRecord]
 
 
-# So many removed workers are named in the log of a cycle.
+# The most removed workers that the log of a cycle names.
 _MAX_DESCRIBED = 3
 
 

@@ -1,4 +1,4 @@
-"""How long the workers' allocations last, and how long tasks of their jobs run."""
+"""The ends of the workers' allocations, and the durations of the tasks of their jobs."""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta

@@ -34,7 +34,7 @@ _MAX_SKIPPED = 256
 _FIRST_LANE = -(2**31)
 # SQLite takes 32766 parameters.
 _MAX_SIZES = 2048
-# A claim of one task reads so many of its worker's queues at first: some may be paused or locked.
+# The queues of its worker that a claim of one task reads at first: some may be paused or locked.
 FIRST_QUEUES = 8
 
 

@@ -28,7 +28,7 @@ from zndraw_joblib.wire.statuses import StatusCounts, TaskStatus
 # How many stripes the counts of a group have on PostgreSQL: more than servers usually write at the same time.
 STRIPES = 8
 MAX_ERROR = 300
-# Of so many running tasks the progress is read.
+# The most running tasks whose progress is read.
 _MAX_HELD = 10_000
 _next_stripe = count(randrange(STRIPES))  # noqa: S311 - servers begin with different ones
 

@@ -816,7 +816,7 @@ async def waits_without_queues(tx: Transaction) -> list[tuple[UUID, UUID, str, i
     return [tuple(row) for row in await tx.execute(_WITHOUT_QUEUES, {"now": await tx.now()})]
 
 
-# Delete what limits nothing any more.
+# Delete rows that no longer limit anything.
 
 FIRST_QUEUE = (UUID(int=0), "", "")
 FIRST_WAIT = (UUID(int=0), UUID(int=0))

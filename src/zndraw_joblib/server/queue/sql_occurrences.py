@@ -1,4 +1,4 @@
-"""What happened to tasks in an interval of time, grouped by the database.
+"""Events of tasks in an interval of time, grouped by the database.
 
 Nothing is written for it except `queued_at`: a submit, an end and an earlier attempt each have a row with
 their time. One statement reads all of them, so that they are of one state of the database.

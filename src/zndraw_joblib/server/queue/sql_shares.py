@@ -1,4 +1,4 @@
-"""How much the users have in the database of what they share: in all, and each of them.
+"""Counts of workers, jobs and tasks in the database: of all users, and of each.
 
 Each function gets `enough`, and leaves out the users while there is no more than that in all.
 """

@@ -1,4 +1,4 @@
-"""What the tokens of tasks need: who holds a task, and which tasks belong to it."""
+"""Statements for the tokens of tasks: the holder of a task, and the tasks that belong to it."""
 
 from collections.abc import Collection
 from datetime import datetime

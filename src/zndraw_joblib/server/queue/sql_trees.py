@@ -151,7 +151,7 @@ class Link(NamedTuple):
     root: UUID | None = None
 
 
-# At most so many tasks of a list are counted, and looked at for their status, their job or other links.
+# The most tasks of a list that are counted, and looked at for their status, their job or other links.
 MAX_COUNTED = 10_000
 # No planner makes a join of a subquery that is compared.
 _OF_TAGGED = "(SELECT {} FROM joblib_task WHERE joblib_task.seq = newest.seq)"

@@ -514,7 +514,7 @@ async def count_disabled(tx: Transaction) -> int:
 
 
 async def failing(tx: Transaction, failures: int, limit: int) -> list[WebhookRecord]:
-    """Return webhooks of rooms whose last attempts failed so often."""
+    """Return webhooks of rooms whose last attempts failed this number of times."""
     params = {"failures": failures, "limit": limit, "most": MAX_COUNTED}
     return [WebhookRecord(*row) for row in await tx.execute(_FAILING, params)]
 

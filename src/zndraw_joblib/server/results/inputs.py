@@ -21,7 +21,7 @@ from zndraw_joblib.wire.groups import GROUP_VALUE, referenced_groups, with_resul
 from zndraw_joblib.wire.problems import ResultExpired, ResultNotFound, TaskNotFound
 from zndraw_joblib.wire.successors import referenced_results
 
-# The results that one payload refers to have at most so many bytes.
+# The most bytes of the results that one payload refers to.
 MAX_INPUT_BYTES = 32 * MIB
 # Longer JSON is parsed in a thread, and in small steps.
 _MAX_LOOP_BYTES = 64 * 1024

@@ -30,7 +30,7 @@ from zndraw_joblib.wire.progress import StoredResult
 
 logger = logging.getLogger(__name__)
 _EXTEND_SECONDS = LEASE.total_seconds() / 5
-# So many failures in a row end a batch of deletions; so much content is left out afterwards, and so long.
+# Failures in a row that end a batch of deletions; the contents that are left out afterwards, and how long.
 _MAX_FAILURES, _MAX_UNDELETED, _UNDELETED_SECONDS = 3, 1000, 600.0
 # Each step in which an upload reserves room doubles what it has, up to this size.
 _LONGEST_STEP = 16 * STEP_BYTES

@@ -180,7 +180,7 @@ class _Handover:
 
 
 async def _until(parts: AsyncIterator[bytes], least: int) -> AsyncIterator[bytes]:
-    """Yield parts until they have at least so many bytes; the others stay."""
+    """Yield parts until they have at least this number of bytes; the others stay."""
     size = 0
     while size < least and (part := await anext(parts, None)) is not None:
         size += len(part)

@@ -14,7 +14,7 @@ from zndraw_joblib.server.queue.rules_batches import Candidate, Candidates
 from zndraw_joblib.server.queue.rules_claims import Claim, ClaimResult, NotFull
 from zndraw_joblib.wire.messages import ClaimBatch, TaskResponse
 
-# While a batch fills, its queues are read at most this often: so many times in `wait_seconds`.
+# While a batch fills, the most often that its queues are read: this number of times in `wait_seconds`.
 _READS = 10
 _MAX_PAUSE_SECONDS = 0.1
 # A wait may end a little before the time at which a queue no longer fits.
@@ -126,7 +126,7 @@ class BatchClaim:
 class TimedClaim:
     """One request of a worker that has `remaining` seconds. `claim` claims without a wait.
 
-    `read` returns what fits into so many seconds, and `store` stores when the allocation ends.
+    `read` returns what fits into a number of seconds, and `store` stores when the allocation ends.
     """
 
     def __init__(

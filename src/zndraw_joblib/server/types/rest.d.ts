@@ -123,7 +123,7 @@ export interface paths {
          * Claim task
          * @description Claim the oldest pending tasks of the worker's jobs; with ``Prefer: wait=N``, wait for the first.
          *
-         *     Jobs of rooms to which the caller may not write any more are left out; if no others are left, the response
+         *     Jobs of rooms to which the caller may no longer write are left out; if no others are left, the response
          *     is the refusal of the room.
          */
         post: operations["claimTask"];
@@ -421,7 +421,7 @@ export interface paths {
          * Send heartbeat
          * @description Record a worker's heartbeat; return a verdict on each task that it names. Only its owner may do so.
          *
-         *     Tasks of jobs in rooms to which the owner may not write any more are lost.
+         *     Tasks of jobs in rooms to which the owner may no longer write are lost.
          */
         patch: operations["sendHeartbeat"];
         trace?: never;
@@ -3263,7 +3263,7 @@ export interface components {
          * @description How long ended tasks are kept: those of `job`, or with null of all jobs without times of their own.
          *
          *     The server deletes those that are older. It counts up to 10,000 tasks for each time: without `is_complete`
-         *     there may be more. `applies_at`: times that nobody has set apply from then on; null if they do.
+         *     there may be more. `applies_at`: default times apply from then on; null if they do already.
          */
         KeptTasks: {
             /** Job */
@@ -3458,7 +3458,7 @@ export interface components {
          * OnEndState
          * @description What became of `on_end`: `waiting` for the end, `submitted`, `skipped`, because not all have completed.
          *
-         *     `failed`: its task could not be submitted, for instance because the job does not exist any more.
+         *     `failed`: its task could not be submitted, for instance because the job no longer exists.
          * @enum {string}
          */
         OnEndState: "waiting" | "submitted" | "skipped" | "failed";
@@ -3475,7 +3475,7 @@ export interface components {
          * @description What a task does if a predecessor ends, but has not completed.
          *
          *     `fail`: it fails with the code ``predecessor-failed``. `run`: it runs after the last end all the same.
-         *     `hold`: it stays pending until the predecessor was retried and has completed, or somebody runs it by hand.
+         *     `hold`: it stays pending until the predecessor was retried and has completed, or it is run by hand.
          * @enum {string}
          */
         OnFailure: "fail" | "run" | "hold";
@@ -4898,7 +4898,7 @@ export interface components {
          *       requests that read tasks, and only if there is one.
          *     - `duplicate`: true in the response to a submit that made no task, because this one holds its key.
          *     - `schedule`, `due_at`: the schedule of its room that submitted it, and the due time. They are omitted for
-         *       other tasks, and `due_at` for a schedule's task that somebody ran by hand.
+         *       other tasks, and `due_at` for a schedule's task that was run by hand.
          *     - `version`: the number of the job's schema that its payload was validated against.
          *     - `tags`, `parent`: as in its submit. `root` is the first task of its tree: the parent of its parent, and
          *       so on. They are omitted for tasks without them, and in the responses to claims and to reports of a start
@@ -5445,7 +5445,7 @@ export interface components {
         };
         /**
          * WithoutWorkers
-         * @description What becomes of a job without workers.
+         * @description What happens to a job without workers.
          *
          *     `forget`: it is soft-deleted with its last worker, or later with its last pending task; a submit then gets
          *     404. `reject`: it stays, and a submit gets 409 `no-workers-available`. `queue`: it stays, and tasks wait.

@@ -108,7 +108,7 @@ class Stage:
         self._began = time.monotonic()
 
     def wait_for_registration(self, times: int, seconds: float) -> None:
-        """Wait until the job was registered so many times. Raises `Deviation`."""
+        """Wait until the job was registered this number of times. Raises `Deviation`."""
 
         def is_registered(exchanges: list[Exchange]) -> bool:
             answers = [e.answer for e in exchanges if e.operation == "register" and e.status in {200, 201}]

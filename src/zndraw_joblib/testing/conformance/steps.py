@@ -29,7 +29,7 @@ class Step(ABC):
 
 @dataclass(frozen=True)
 class Submit(Step):
-    """Submit a task with this payload, and `options` of a submit. With `copies`, so many: name-1, name-2 …"""
+    """Submit a task with this payload, and `options` of a submit. With `copies`, several: name-1, name-2 …"""
 
     name: str
     payload: Mapping[str, Any] = field(default_factory=dict)
@@ -125,7 +125,7 @@ class Settles(Step):
 
 @dataclass(frozen=True)
 class StoredBytes(Step):
-    """The stored result of the task is so many bytes, each an `x`."""
+    """The stored result of the task has this size, and each byte is an `x`."""
 
     name: str
     size: int
@@ -231,7 +231,7 @@ class RepeatsClaim(Step):
 
 @dataclass(frozen=True)
 class Heartbeats(Step):
-    """At least so many heartbeats have named the task with its attempt."""
+    """At least this number of heartbeats have named the task with its attempt."""
 
     name: str
     least: int
@@ -249,7 +249,7 @@ class Heartbeats(Step):
 
 @dataclass(frozen=True)
 class Registers(Step):
-    """The worker registers the job so many times in all."""
+    """The worker registers the job this number of times in all."""
 
     times: int = 2
     within: float = 20
@@ -284,7 +284,7 @@ class StartServer(Step):
 
 @dataclass(frozen=True)
 class Idle(Step):
-    """For so many seconds there is no task. The worker sends at most `rate` requests a second."""
+    """For a number of seconds there is no task. The worker sends at most `rate` requests a second."""
 
     seconds: float
     rate: float = 4
