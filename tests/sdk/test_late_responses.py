@@ -111,6 +111,37 @@ def test_more_tasks_than_a_request_may_have_are_released(worker: Make, room: str
     assert held.to_name() == []
 
 
+def test_what_has_ended_is_not_run_again_after_a_requeue(worker: Make, room: str, server: LiveServer) -> None:
+    """Its outcome waits because the server was away; only what still runs returns to its queue."""
+    events, ends, is_away = [threading.Event() for _ in range(3)], list[int](), threading.Event()
+
+    def execute(task: ClaimedTask) -> int:
+        number: int = task.extension.a
+        events[number].wait(60)
+        ends.append(number)
+        return number
+
+    def away(_: str, path: str) -> bytes | None:
+        return b"" if is_away.is_set() and path.endswith("/report") else None
+
+    caller = worker()
+    with Proxy(server.url, away) as proxy, connect(proxy.url, TOKEN) as api:
+        manager = worker(execute, at=api, concurrency=3)
+        manager.register(Add, room=room)
+        ids = [manager.submit(Add(a=number), room=room) for number in range(3)]
+        wait_until(lambda: caller.tasks(room, status=TaskStatus.RUNNING, limit=1).total == 3)
+        is_away.set()
+        events[0].set()
+        wait_until(lambda: proxy.answered.total() >= 3)
+        events[1].set()
+        wait_until(lambda: len(ends) == 2)
+        is_away.clear()
+        manager.disconnect(0, requeue=True)
+        statuses = [caller.get_task(task_id).status for task_id in ids]
+        events[2].set()
+    assert statuses == [TaskStatus.COMPLETED, TaskStatus.COMPLETED, TaskStatus.PENDING]
+
+
 def test_a_host_that_exits_in_a_release_does_not_hang_the_stop(
     worker: Make, room: str, server: LiveServer, api: Connection
 ) -> None:

@@ -195,6 +195,8 @@ class Reporter:
 
         A worker is busy while another task waits for the slot of this one.
         """
+        # It has ended: it must not return to its queue while its outcome waits, perhaps for the server.
+        self._held.begin_report(entry.task)
         with self._change:
             entry.outcome, entry.ended = outcome, time.monotonic()
             if not entry.gone:
@@ -216,9 +218,9 @@ class Reporter:
         self.end(entry, outcome)
 
     def wake(self) -> None:
-        """Report what waits now; notice that `stop` was set."""
+        """Report what waits now, also after a failure; notice that `stop` was set."""
         with self._change:
-            self._is_hurried = True
+            self._is_hurried, self._not_before = True, 0.0
             self._change.notify()
 
     def run(self) -> None:
@@ -272,7 +274,6 @@ class Reporter:
 
     def _try(self, batch: Sequence[Sent]) -> None:
         """Send reports. Each task's on its own if the cause of an error may be the reports of one task."""
-        self._held.begin_report(*[sent.entry.task for sent in batch if sent.outcome is not None])
         try:
             self._send(batch)
         # BaseException: the code of a host may call sys.exit().

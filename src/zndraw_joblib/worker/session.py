@@ -49,7 +49,7 @@ _MAX_LOGGED = 10
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _SECOND_SIGNAL = "A second Ctrl-C or SIGTERM stops at once"
 
-_LAST_RESPONSE_SECONDS = 0.1
+_LAST_RESPONSE_SECONDS, _LAST_REPORT_SECONDS = 0.1, 5.0
 _JOIN_SECONDS = 1.0
 _SIGNAL_CHECK_SECONDS = 0.5
 _EXIT_CODE_BASE = 128
@@ -223,6 +223,7 @@ class Session:
             tasks_are_idle = self.tasks.wait_until_idle(remaining, besides=waits_for_me)
             if not tasks_are_idle and requeue:
                 self._requeue("because this worker leaves")
+                self._held.wait_for_reports(_LAST_REPORT_SECONDS)
             elif not tasks_are_idle:
                 log.warning("Tasks still run after %.0f s; the server will fail them", timeout)
             is_idle = tasks_are_idle and providers_are_idle

@@ -283,7 +283,7 @@ class HeldTasks:
     """The tasks that this worker holds. Thread-safe.
 
     A task that turns out to be cancelled or lost is removed, and its event `cancelled` is set; not while its
-    outcome is being reported, because the server may have applied a report whose response was lost.
+    outcome waits or is being reported, because the server may have applied a report whose response was lost.
     """
 
     def __init__(self) -> None:
@@ -334,6 +334,11 @@ class HeldTasks:
             )
             for token, event in entries
         ]
+
+    def wait_for_reports(self, seconds: float) -> None:
+        """Wait until no outcome is being reported, at most `seconds`."""
+        with self._lock:
+            self._lock.wait_for(lambda: not self._reported, seconds)
 
     def wait_for_none(self) -> None:
         """Wait until this worker holds no task."""
