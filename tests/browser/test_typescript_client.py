@@ -46,15 +46,26 @@ async ([url, token]) => {
   const array = await queue.run("field", { size: 300 });
   const cancelled = await queue.submit("@global:modifiers:Rotate", {}, { tags: ["idle"] });
   const ending = cancelled.result().then(() => "completed", (error) => error.name);
+  const began = performance.now();
   await cancelled.cancel();
+  const cancelSeconds = (performance.now() - began) / 1000;
   const refused = await new Queue({ url, token: "unknown", room: "lab" }).tasks().catch((error) => error);
   return {
     big: String(await queue.run("twice", { value: 2n ** 62n + 1n })),
     small: await queue.run("twice", { value: 4 }),
     array: [array instanceof NdArray, array.dtype, array.shape, array.data.length, array.data[301]],
     cancelled: await ending,
+    isCancelledSoon: cancelSeconds < 10,
     refused: [refused instanceof ProblemError, refused.status],
   };
+}
+"""
+# A site that answers no preflight request.
+_IS_REFUSED = """
+async (url) => {
+  const { Queue } = await import("zndraw-joblib");
+  const queue = new Queue({ url, token: "any", retrySeconds: 0 });
+  return queue.tasks().catch((error) => `${error.name}: ${error.message}`);
 }
 """
 _FOLLOWS = """
@@ -90,10 +101,13 @@ def package_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.mark.slow
 @on_postgresql
-async def test_a_page_uses_the_client(page: Page, package_site: str, database_url: str) -> None:
+async def test_a_page_uses_the_client(page: Page, origin: str, package_site: str, database_url: str) -> None:
     """It submits, waits, cancels, reads arrays and big integers, and follows over lost connections."""
     page.set_default_timeout(MILLISECONDS)
     await page.goto(package_site)
+    unreachable = await page.evaluate(_IS_REFUSED, origin)
+    assert unreachable.startswith("ServerUnreachable: ")
+    assert f"it may not allow pages of {package_site}: its setting cors_origins" in unreachable
     with ServerProcess(database_url, cors_origins=f'["{package_site}"]') as server:
         async with TcpProxy(urlsplit(server.url).port or 0).running() as proxy, server.client() as client:
             registered = await register(client)
@@ -107,6 +121,7 @@ async def test_a_page_uses_the_client(page: Page, package_site: str, database_ur
                 "small": 8,
                 "array": [True, "float64", [300, 300], 90_000, 301],
                 "cancelled": "TaskCancelled",
+                "isCancelledSoon": True,
                 "refused": [True, 401],
             }
             await follow_over_cuts(page, proxy, client, registered["worker_id"])

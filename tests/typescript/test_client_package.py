@@ -24,7 +24,8 @@ pytestmark = pytest.mark.processes
 
 @job
 def echo(value: Any) -> Any:
-    """Return what was sent."""
+    """Return what was sent, and write it to the log."""
+    print(value)
     return value
 
 
@@ -102,6 +103,7 @@ def check_client(programs: Path, server: ServerProcess) -> None:
         "group": [5**30, 6],
         "states": ["end"],
         "watched": ["completed", 7],
+        "written": "7",
         "room": [True, "completed"],
         "timeout": True,
         "aborted": True,

@@ -128,6 +128,15 @@ def test_a_worker_that_may_not_claim_leaves(programs: Path, server: ServerProces
         assert worker.end() == 0
 
 
+def test_a_worker_says_why_it_cannot_register(programs: Path, server: ServerProcess) -> None:
+    """It logs each attempt while the server is away; a token that the server refuses ends it at once."""
+    with node(programs / "worker.js", "http://127.0.0.1:9", server.token) as worker:
+        assert "ServerUnreachable" in worker.wait_for("warning: Registering: ")
+    with node(programs / "worker.js", server.url, "unknown") as worker:
+        assert worker.end() == 1
+        assert worker.lines == []
+
+
 async def is_attempt(client: httpx.AsyncClient, url: str, attempt: int) -> bool:
     """Return whether a task runs by this attempt, and has a log."""
     task = (await client.get(url)).json()

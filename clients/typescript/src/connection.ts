@@ -104,6 +104,11 @@ export class Connection {
     this.#fetch = options.fetch ?? ((input, init) => fetch(input, init));
   }
 
+  /** Whether a function returns the token, so that a refused one may be replaced. */
+  get hasTokenFunction(): boolean {
+    return typeof this.#options.token === "function";
+  }
+
   /** Return a connection to the same server, with another token. */
   withToken(token: Token): Connection {
     const other = new Connection({ ...this.#options, url: this.url, token });
@@ -232,7 +237,8 @@ export class Connection {
     checkHeaders(headers);
     // A redirect would turn other methods into GET.
     const redirect = request.method === "GET" ? "follow" : "manual";
-    return { method: request.method, headers, redirect, signal, ...(body !== undefined && { body }) };
+    // With its cache, Chrome sends a PATCH of a task only after an open GET of the same URL, such as one that waits, has ended.
+    return { method: request.method, headers, redirect, signal, cache: "no-store", ...(body !== undefined && { body }) };
   }
 
   async #errorOf(request: Request, response: Response): Promise<Error> {
@@ -265,7 +271,14 @@ export class Connection {
     if (!(error instanceof TypeError)) return error;
     const { cause } = error;
     const wasSent = !NOT_SENT.has(String((cause as { code?: unknown } | undefined)?.code));
-    return new ServerUnreachable(`${what}: ${cause === undefined ? error.message : describe(cause)}`, wasSent, { cause: error });
+    return new ServerUnreachable(`${what}: ${cause === undefined ? error.message : describe(cause)}${this.#originHint()}`, wasSent, { cause: error });
+  }
+
+  /** In a page of another origin, say what else it may be: a browser does not tell pages about CORS. */
+  #originHint(): string {
+    const page = (globalThis as { location?: { origin: string } }).location?.origin;
+    if (page === undefined || new URL(this.url, page).origin === page) return "";
+    return `. If the server runs, it may not allow pages of ${page}: its setting cors_origins names the origins`;
   }
 }
 

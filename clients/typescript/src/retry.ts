@@ -86,11 +86,13 @@ export interface RepeatOptions {
   seconds: number;
   signal?: AbortSignal | undefined;
   isRetryable?: (error: unknown) => boolean;
+  /** Called before each pause. */
+  onRetry?: (error: unknown, pauseSeconds: number) => void;
 }
 
 /** Return what `call` resolves to; repeat it for some seconds while it fails with a retryable error. */
 export async function repeated<Result>(call: () => Promise<Result>, options: RepeatOptions): Promise<Result> {
-  const { seconds, signal, isRetryable = isUnreachable } = options;
+  const { seconds, signal, isRetryable = isUnreachable, onRetry } = options;
   const backoff = new Backoff();
   let since: number | undefined;
   for (;;) {
@@ -103,6 +105,7 @@ export async function repeated<Result>(call: () => Promise<Result>, options: Rep
       if (!isRetryable(error) || elapsed + pause > seconds) throw error;
       // One attempt may take longer than all the time; it is repeated once all the same.
       since ??= now();
+      onRetry?.(error, pause);
       await sleep(pause, signal);
     }
   }

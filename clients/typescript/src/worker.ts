@@ -226,7 +226,17 @@ export class JobWorker {
   /** Send a request with a key, and repeat it while the server cannot be reached. */
   async #persistently<Data>(method: string, path: string, body: unknown, signal?: AbortSignal): Promise<{ data: Data }> {
     const request = { method, path, body, key: newKey(), signal };
-    return repeated(() => this.connection.once<Data>(request), { seconds: this.#connectSeconds, signal, isRetryable: isTransient });
+    return repeated(() => this.connection.once<Data>(request), {
+      seconds: this.#connectSeconds,
+      signal,
+      isRetryable: (error) => isTransient(error) && !(this.#workerId === "" && this.#isTokenRefused(error)),
+      onRetry: (error, pause) => this.#log("warning", `Registering: ${describe(error)}; trying again in ${pause.toFixed(1)} s`),
+    });
+  }
+
+  /** Return whether the server refuses the token, and no function can return another one. */
+  #isTokenRefused(error: unknown): boolean {
+    return statusOf(error) === 401 && !this.connection.hasTokenFunction;
   }
 
   /** Register a new worker, because the server does not know this one: its tasks are lost. */

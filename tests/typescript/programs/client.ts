@@ -87,6 +87,9 @@ const watched = await queue.submit("echo", { value: 7 });
 const seen: unknown[] = [];
 await watchTask(queue, watched.id, new AbortController().signal, ({ task }) => seen.push(task?.status, task?.result));
 shown["watched"] = seen.slice(-2);
+const written: string[] = [];
+await watchTask(queue, watched.id, new AbortController().signal, ({ log }) => written.push(log.map((line) => line.text).join()));
+shown["written"] = written.at(-1);
 const leaving = new AbortController();
 await watchRoom(queue, "lab", leaving.signal, ({ tasks }) => {
   shown["room"] = [tasks[0]?.id === watched.id, tasks[0]?.status];

@@ -3,27 +3,29 @@ import { useEffect, useState } from "react";
 import type { Queue } from "zndraw-joblib";
 import { watchRoom, watchTask, type RoomState, type TaskState } from "./live.js";
 
+const NO_TASK: TaskState = { log: [] };
+const NO_TASKS: RoomState = { tasks: [] };
+
 /** Return a task with its progress and its log. Make the queue once, outside of components. */
 export function useTask(queue: Queue, id: string | undefined): TaskState {
-  const [state, setState] = useState<TaskState>({ log: [] });
+  const [shown, setShown] = useState({ id, state: NO_TASK });
   useEffect(() => {
-    setState({ log: [] });
     if (id === undefined) return;
     const controller = new AbortController();
-    void watchTask(queue, id, controller.signal, setState);
+    void watchTask(queue, id, controller.signal, (state) => setShown({ id, state }));
     return () => controller.abort();
   }, [queue, id]);
-  return state;
+  // The first render with another id has the state of the former task still.
+  return shown.id === id ? shown.state : NO_TASK;
 }
 
 /** Return the newest tasks of a room. */
 export function useTasks(queue: Queue, room: string): RoomState {
-  const [state, setState] = useState<RoomState>({ tasks: [] });
+  const [shown, setShown] = useState({ room, state: NO_TASKS });
   useEffect(() => {
-    setState({ tasks: [] });
     const controller = new AbortController();
-    void watchRoom(queue, room, controller.signal, setState);
+    void watchRoom(queue, room, controller.signal, (state) => setShown({ room, state }));
     return () => controller.abort();
   }, [queue, room]);
-  return state;
+  return shown.room === room ? shown.state : NO_TASKS;
 }

@@ -1,5 +1,5 @@
 // What a page knows of a task or of a room, kept current by an event stream. It needs no React.
-import type { LogLine, Progress, Queue, TaskResponse, TaskStatusEvent } from "zndraw-joblib";
+import type { LogLine, NumberedLine, Progress, Queue, TaskResponse, TaskStatusEvent } from "zndraw-joblib";
 
 export interface TaskState {
   task?: TaskResponse;
@@ -20,12 +20,26 @@ const MAX_TASKS = 100;
 /** Pass each state of a task to `show`, until its end or the signal is aborted. */
 export async function watchTask(queue: Queue, id: string, signal: AbortSignal, show: (state: TaskState) => void): Promise<void> {
   let state: TaskState = { log: [] };
+  let [attempt, last] = [0, 0]; // of the lines in `state.log`
   const change = (changes: Partial<TaskState>) => show((state = { ...state, ...changes }));
   try {
     for await (const sent of queue.follow(id, { signal })) {
-      if (sent.event === "snapshot") change({ task: sent.data, ...(sent.data.progress && { progress: sent.data.progress }) });
-      else if (sent.event === "progress") change({ progress: sent.data.data.progress });
-      else if (sent.event === "log") change({ log: [...state.log, ...sent.data.data.lines].slice(-MAX_LINES) });
+      if (sent.event === "snapshot") {
+        change({ task: sent.data, ...(sent.data.progress && { progress: sent.data.progress }) });
+        if (!sent.data.attempt) continue;
+        // The stream has only the lines that come after the snapshot.
+        const lines: NumberedLine[] = [];
+        for await (const line of queue.logs(id, { signal, attempt: sent.data.attempt })) lines.push(line);
+        [attempt, last] = [sent.data.attempt, lines.at(-1)?.n ?? 0];
+        change({ log: lines.slice(-MAX_LINES) });
+      } else if (sent.event === "progress") change({ progress: sent.data.data.progress });
+      else if (sent.event === "log") {
+        const { first, lines } = sent.data.data;
+        const isNext = sent.data.data.attempt !== attempt;
+        const fresh = isNext ? lines : lines.slice(Math.max(0, last + 1 - first));
+        [attempt, last] = [sent.data.data.attempt, first + lines.length - 1];
+        change({ log: [...state.log, ...fresh].slice(-MAX_LINES) });
+      }
       else if (sent.event === "status") change({ task: { ...state.task!, ...sent.data.data } });
       else if (sent.event === "end") change({ task: await queue.read(id, { signal }) }); // with its result
     }
