@@ -110,6 +110,25 @@ async def test_allocations_wait_up_to_the_backlog_and_are_cancelled_without_need
     assert list(scaler.own) == ["1"]
 
 
+async def test_waiting_tasks_start_workers_for_a_job_without_any(
+    client: httpx.AsyncClient, scaler: Scaler, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also if it was forgotten, and another job of the command was never registered, which the log names."""
+    scaler.subject = Subject((JOB, "@global:modifiers:New"))
+    job = await register(client, without_workers="forget")
+    task = await submit(client, job)
+    await client.patch(f"{V1}/tasks/{task['id']}", json={"status": "cancelled"})
+    await client.delete(f"{V1}/workers/{job['worker_id']}")
+    await scaler.step()
+    assert not scaler.own
+    assert (await client.post(f"{V1}/tasks/{task['id']}/retry")).status_code == 200
+    for _ in range(2):
+        await scaler.step()
+    assert len(scaler.own) == 1
+    named = [record.message for record in caplog.records if "@global:modifiers:New" in record.message]
+    assert len(named) == 1
+
+
 async def test_refused_submissions_and_lost_starts_pause_until_it_is_resumed(
     client: httpx.AsyncClient, scaler: Scaler, caplog: pytest.LogCaptureFixture
 ) -> None:

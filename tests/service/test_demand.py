@@ -3,11 +3,12 @@
 from typing import Any
 
 import pytest
-from replica import Replica
+from replica import SUBMITTER, Replica
 
 from zndraw_joblib.server.admin import rules_demand
 from zndraw_joblib.server.admin.rules_demand import Wanted
-from zndraw_joblib.wire.messages import JobResponse, WorkerInfo
+from zndraw_joblib.server.queue import rules_task_actions
+from zndraw_joblib.wire.messages import JobResponse, TaskActionRequest, WorkerInfo
 from zndraw_joblib.wire.names import parse_job_name
 from zndraw_joblib.wire.operators import Demand
 from zndraw_joblib.wire.problems import JobNotFound
@@ -142,13 +143,26 @@ async def test_what_a_limit_holds_back_needs_no_worker(pair: list[Replica]) -> N
     assert await numbers(first, keyed) == (1, 5, 1, 1, 2)
 
 
-async def test_an_unknown_job_has_no_demand_and_a_forgotten_one_none_of_its_own(replica: Replica) -> None:
-    """An autoscaler goes on when a job is forgotten, and a misspelt name is an error."""
+async def test_an_unknown_job_has_no_demand_and_a_forgotten_one_that_of_its_tasks(
+    pair: list[Replica],
+) -> None:
+    """An autoscaler goes on when a job is forgotten, or one of several unknown. A wrong name is an error."""
+    replica, other = pair
     job = await replica.register(without_workers="forget")
+    unknown = "@global:modifiers:Rotat"
     with pytest.raises(JobNotFound, match="Rotat'"):
-        await demand(replica, "@global:modifiers:Rotat")
+        await demand(replica, unknown)
+    task = await replica.submit(job)
+    await replica.claim(job.worker_id)
+    await replica.report(task.id, TaskStatus.FAILED)
     await replica.leave(job.worker_id)
     assert await numbers(replica, job) == (0, 0, 0, 0, 0)
+    with pytest.raises(JobNotFound):
+        await other.submit(job)
+    await other.runtime.write(rules_task_actions.retry, SUBMITTER, task.id, TaskActionRequest())
+    assert await numbers(replica, job) == (1, 0, 0, 0, 1)
+    several = await demand(replica, unknown, job)
+    assert (several.desired_slots, several.unknown_jobs) == (1, [unknown])
 
 
 async def test_tasks_count_with_their_costs(replica: Replica) -> None:

@@ -128,6 +128,8 @@ class Demand(ResponseBody):
     workers whose `slots`, free and busy, are counted: those that send heartbeats and do not drain.
     `desired_slots` is `queued` plus `running`, each task with its cost. `oldest_seconds` is how long the
     first queued task has waited. `by_requirement` has the parts with the most desired slots, at most 100.
+    `unknown_jobs` is there if some of several jobs that were asked for were never registered, or were deleted
+    long after they were forgotten: these have no tasks.
     """
 
     queued: int
@@ -137,6 +139,7 @@ class Demand(ResponseBody):
     oldest_seconds: float
     desired_slots: int
     by_requirement: list[RequirementDemand]
+    unknown_jobs: list[str] | None = Field(default=None, exclude_if=is_none)
 
 
 # The bodies of searches across rooms, and of actions on all tasks that match a filter.

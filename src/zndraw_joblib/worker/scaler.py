@@ -107,6 +107,7 @@ class Scaler:
     _has_registered: bool = field(default=False, init=False)
     _surplus_since: float | None = field(default=None, init=False)
     _last_line: str = field(default="", init=False)
+    _last_unknown: str = field(default="", init=False)
     _next_submit: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
@@ -160,7 +161,12 @@ class Scaler:
         """Return the demand. Workers are read before it: one that registers meanwhile counts twice."""
         workers = (await self.rest.send(ops.LIST_WORKERS, query={"limit": MAX_PAGE})).items
         self._see(workers)
-        return await self.rest.send(ops.GET_DEMAND, query=self.subject.query)
+        demand = await self.rest.send(ops.GET_DEMAND, query=self.subject.query)
+        unknown = ", ".join(demand.unknown_jobs or ())
+        if unknown and unknown != self._last_unknown:
+            log.warning("No worker has registered %s yet: only the tasks of the other jobs count", unknown)
+        self._last_unknown = unknown
+        return demand
 
     def resume(self) -> None:
         """End a pause."""

@@ -87,9 +87,20 @@ def _requires_of(queue: Queue) -> Mapping[str, Any]:
 
 
 async def read(tx: Transaction, wanted: Wanted, heartbeat_seconds: float) -> Demand:
-    """Return the demand. Call it in a snapshot. Raises `JobNotFound` for a job that was never registered."""
-    if missing := {str(name) for name in wanted.jobs} - await _known(tx, wanted):
-        raise JobNotFound(f"Job {min(missing)!r} not found: no worker serves it")
+    """Return the demand. Call it in a snapshot. Raises `JobNotFound` if no job was ever registered.
+
+    Of several jobs those that exist count: their tasks need workers, which also register the others.
+    """
+    names = {str(name) for name in wanted.jobs}
+    unknown = names - await _known(tx, wanted)
+    if unknown and unknown == names:
+        raise JobNotFound(f"Job {min(unknown)!r} not found: no worker serves it")
+    demand = await _read(tx, wanted, heartbeat_seconds)
+    demand.unknown_jobs = sorted(unknown) or None
+    return demand
+
+
+async def _read(tx: Transaction, wanted: Wanted, heartbeat_seconds: float) -> Demand:
     now = await tx.now()
     since = now - timedelta(seconds=SILENT_HEARTBEATS * heartbeat_seconds)
     held = await sql_demand.held(tx, since)

@@ -93,7 +93,7 @@ async def get_job_demand(
 ) -> Response:
     """Return how many slots of workers would run all tasks of a job that wait or run.
 
-    Of a job that was forgotten it is nothing, until a worker registers it again.
+    A job that was forgotten has none, and is restored with the first of its tasks that waits again.
     """
     await _check(request, caller, name)
     return await _answer(runtime, Wanted([name], (), labels))

@@ -1632,7 +1632,7 @@ export interface paths {
          * Get job demand
          * @description Return how many slots of workers would run all tasks of a job that wait or run.
          *
-         *     Of a job that was forgotten it is nothing, until a worker registers it again.
+         *     A job that was forgotten has none, and is restored with the first of its tasks that waits again.
          */
         get: operations["getJobDemand"];
         put?: never;
@@ -2260,6 +2260,8 @@ export interface components {
          *     workers whose `slots`, free and busy, are counted: those that send heartbeats and do not drain.
          *     `desired_slots` is `queued` plus `running`, each task with its cost. `oldest_seconds` is how long the
          *     first queued task has waited. `by_requirement` has the parts with the most desired slots, at most 100.
+         *     `unknown_jobs` is there if some of several jobs that were asked for were never registered, or were deleted
+         *     long after they were forgotten: these have no tasks.
          */
         Demand: {
             /** Queued */
@@ -2276,6 +2278,8 @@ export interface components {
             desired_slots: number;
             /** By Requirement */
             by_requirement: components["schemas"]["RequirementDemand"][];
+            /** Unknown Jobs */
+            unknown_jobs?: string[] | null;
         };
         /**
          * EmptyReason
