@@ -12,6 +12,7 @@ from sqlalchemy import Executable, insert, select, text
 from sqlalchemy.ext.asyncio import AsyncEngine
 from waiting import until
 
+from zndraw_joblib.server.admin import rules_capacity, rules_overview
 from zndraw_joblib.server.background.loops import Scheduler
 from zndraw_joblib.server.background.schedules import Schedules
 from zndraw_joblib.server.db.database import Database
@@ -49,7 +50,7 @@ from zndraw_joblib.wire.messages import (
     WorkerResponse,
 )
 from zndraw_joblib.wire.names import GLOBAL, INTERNAL, JobName, parse_job_name
-from zndraw_joblib.wire.operators import PauseState
+from zndraw_joblib.wire.operators import Overview, PauseState
 from zndraw_joblib.wire.schedules import ScheduleRequest, ScheduleResponse
 from zndraw_joblib.wire.statuses import TERMINAL, TaskStatus
 
@@ -117,6 +118,16 @@ class Replica:
 
     async def _record(self, emissions: Sequence[Emission]) -> None:
         self.events += emissions
+
+    async def overview(self) -> Overview:
+        """Return the state of the queue for operators."""
+        limits = rules_capacity.limits_of(self.runtime.settings)
+        return await self.runtime.database.read_snapshot(rules_overview.read_overview, 15.0, limits)
+
+    async def metrics(self) -> rules_overview.QueueMetrics:
+        """Return the figures of the queue."""
+        limits = rules_capacity.limits_of(self.runtime.settings)
+        return await self.runtime.database.read_snapshot(rules_overview.read_metrics, 15.0, limits)
 
     def statuses(self, task_id: UUID | None = None) -> list[TaskStatus]:
         """Return the statuses in the published events of one task, or of all tasks, in order."""

@@ -45,6 +45,8 @@ CASES = {
     "ZndrawJoblibJobWithoutWorkers": Case({"job_workers": 0}),
     "ZndrawJoblibTaskWaitsTooLong": Case({"oldest_waiting_seconds": 3601}),
     "ZndrawJoblibPausedJobHasTasks": Case({"job_paused": 1}),
+    "ZndrawJoblibRoomPaused": Case({"paused_rooms": 2}),
+    "ZndrawJoblibNearLimit": Case({"limit_used_ratio limit=max_stored_result_bytes": 0.81}),
     "ZndrawJoblibJobFails": Case(
         {}, {"tasks_finished_total outcome=failed": 6, "tasks_finished_total outcome=completed": 4}
     ),

@@ -43,7 +43,7 @@ TOKEN = "a-token-for-prometheus"
 AS_PROMETHEUS = {"Authorization": f"Bearer {TOKEN}"}
 LABELS = {
     *("job_name", "status", "outcome", "cause", "state", "le"),
-    *("process", "method", "route", "action", "version"),
+    *("process", "method", "route", "action", "version", "limit"),
 }
 
 

@@ -12,6 +12,7 @@ from plans.explained import FEW, Explainer
 from plans.seeding import JOBS, job_id
 from plans.test_plans import HELD, PENDING, describe
 from zndraw_joblib.server.admin import rules_overview
+from zndraw_joblib.server.admin.rules_capacity import Limits
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.tables import Job, RoomCount, Statistic
 from zndraw_joblib.server.queue import rules_retention
@@ -22,7 +23,9 @@ async def test_metrics_read_kept_counts_held_tasks_and_heads_of_queues(explainer
 
     Those that wait for rates are read by their keys, from the waits on.
     """
-    plans = await explainer.plans(partial(rules_overview.read_metrics, heartbeat_seconds=15))
+    plans = await explainer.plans(
+        partial(rules_overview.read_metrics, heartbeat_seconds=15, limits=Limits(1, 1, 1))
+    )
     of_rates = [plan for plan in plans if "joblib_limit_wait" in plan.statement]
     for plan in of_rates:
         assert plan.by("joblib_task") <= {"ix_joblib_task_limited"}, describe(plan)

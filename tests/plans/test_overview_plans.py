@@ -7,6 +7,7 @@ from plans.explained import Explainer, Plan
 from plans.seeding import LAB, TASKS
 from plans.test_plans import describe
 from zndraw_joblib.server.admin import rules_overview
+from zndraw_joblib.server.admin.rules_capacity import Limits
 from zndraw_joblib.server.queue import sql_occurrences
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -27,7 +28,11 @@ def assert_no_scan(plans: list[Plan], *, along_key: bool = False) -> None:
 
 async def test_an_overview_scans_no_tasks(explainer: Explainer) -> None:
     """Neither that of the queue nor that of a room."""
-    assert_no_scan(await explainer.plans(partial(rules_overview.read_overview, heartbeat_seconds=15)))
+    assert_no_scan(
+        await explainer.plans(
+            partial(rules_overview.read_overview, heartbeat_seconds=15, limits=Limits(1, 1, 1))
+        )
+    )
     assert_no_scan(await explainer.plans(partial(rules_overview.read_room, room_id=LAB)))
 
 

@@ -197,14 +197,16 @@ async def test_operators_see_pauses(replica: Replica) -> None:
     job = await replica.register()
     await replica.submit(job)
     await replica.pause_room("lab")
-    overview = await replica.runtime.database.read_snapshot(rules_overview.read_overview, 15.0)
+    overview = await replica.overview()
     assert [pause.room for pause in overview.pauses] == ["lab"]
-    assert [(each.code, each.room) for each in overview.findings][:1] == [("room-paused", "lab")]
+    assert [(each.code, each.room, each.count) for each in overview.findings][:1] == [
+        ("room-paused", "lab", 1)
+    ]
     await replica.pause_room(None)
     room = await replica.runtime.database.read_snapshot(rules_overview.read_room, "lab")
     assert [(pause.room, pause.paused_by) for pause in room.pauses] == [(None, ADMIN.id), ("lab", ADMIN.id)]
     assert [finding.code for finding in room.findings] == ["queue-paused", "room-paused"]
-    metrics = await replica.runtime.database.read_snapshot(rules_overview.read_metrics, 15.0)
+    metrics = await replica.metrics()
     assert (metrics.paused_rooms, metrics.is_paused) == (1, True)
     await replica.runtime.write(rules_pauses.resume, ADMIN, None)
 

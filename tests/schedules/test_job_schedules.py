@@ -10,7 +10,6 @@ from replica import ADMIN, OWNER, SUBMITTER, InternalExecutor, ManualClock, Open
 from sqlalchemy import text
 from waiting import until
 
-from zndraw_joblib.server.admin import rules_overview
 from zndraw_joblib.server.background.schedules import Schedules
 from zndraw_joblib.server.process.ports import Page
 from zndraw_joblib.server.queue import rules_jobs, rules_schedules, rules_tasks, rules_workers
@@ -209,7 +208,7 @@ async def test_a_task_that_cannot_be_submitted(timed: Replica, clock: ManualCloc
     await timed.submit_due()
     schedule = await timed.schedule()
     assert (schedule.error or "").startswith("job-not-found: ")
-    overview = await timed.runtime.database.read_snapshot(rules_overview.read_overview, 15)
+    overview = await timed.overview()
     [finding] = [finding for finding in overview.findings if finding.code == "schedule-failing"]
     assert (finding.room, finding.job, finding.since) == ("lab", job.full_name, schedule.error_at)
     assert "job-not-found" in finding.detail

@@ -10,7 +10,6 @@ import pytest
 from replica import Replica
 from waiting import until
 
-from zndraw_joblib.server.admin import rules_overview
 from zndraw_joblib.server.db.tables import Statistic
 from zndraw_joblib.server.process.ports import job_key
 from zndraw_joblib.server.queue import rules_history
@@ -114,7 +113,7 @@ async def detail(replica: Replica, task_id: UUID) -> str:
 
 async def codes(replica: Replica) -> set[str]:
     """Return the codes of the findings."""
-    overview = await replica.runtime.database.read_snapshot(rules_overview.read_overview, 15)
+    overview = await replica.overview()
     return {finding.code for finding in overview.findings}
 
 

@@ -17,7 +17,6 @@ from replica import ADMIN, ManualClock, OpenReplica, Replica
 from sqlalchemy import insert, select, update
 from waiting import until
 
-from zndraw_joblib.server.admin import rules_overview
 from zndraw_joblib.server.background.webhooks import Webhooks
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.tables import OutboxRow, RoomStream, TaskWebhook, Webhook
@@ -156,28 +155,28 @@ async def test_operators_see_which_webhooks_fail(
     timed: Replica, clock: ManualClock, receiver: Receiver
 ) -> None:
     """A finding names a webhook after five failures, without its URL; metrics count, and have the lag."""
-    job, webhooks, database = await timed.register(), Webhooks(timed.runtime), timed.runtime.database
+    job, webhooks = await timed.register(), Webhooks(timed.runtime)
     await put(timed, receiver.url())
     receiver.answers["/hook"] = "reset"
     await end(timed, job)
     for failures in range(1, 6):
-        overview = await database.read_snapshot(rules_overview.read_overview, 15)
+        overview = await timed.overview()
         assert [item for item in overview.findings if item.code.startswith("webhook")] == []
         await webhooks.deliver_due()
         webhook = await shown(timed)
         assert (webhook.failures, webhook.state) == (failures, "failing")
         clock.now = webhook.next_attempt_at or clock.now
-    overview = await database.read_snapshot(rules_overview.read_overview, 15)
+    overview = await timed.overview()
     [finding] = [item for item in overview.findings if item.code == "webhook-failing"]
     assert (finding.room, finding.count) == ("lab", 5)
     assert str(receiver.port) not in finding.detail
     clock.advance(7)
-    figures = await database.read_snapshot(rules_overview.read_metrics, 15)
+    figures = await timed.metrics()
     assert (figures.failing_webhooks, figures.disabled_webhooks) == (1, 0)
     assert (figures.webhook_lag_seconds, webhooks.outcomes["unreachable"]) == (7, 5)
     receiver.answers.clear()
     await webhooks.deliver_due()
-    figures = await database.read_snapshot(rules_overview.read_metrics, 15)
+    figures = await timed.metrics()
     assert (figures.failing_webhooks, figures.webhook_lag_seconds) == (0, 0)
 
 

@@ -679,7 +679,8 @@ class Finding(ResponseBody):
     Codes: `job-without-workers`, `tasks-without-matching-workers`, `tasks-without-enough-time`, `job-paused`,
     `room-paused`, `queue-paused`, `waiting-too-long`, `failing-job`, `failure-rate`, `sweeper-silent`,
     `sweeper-held-back`, `silent-workers`, `lost-attempts`, `schedule-failing`, `group-on-end-failed`,
-    `webhook-failing`, `webhook-disabled`. `since` is when it began, as far as is known.
+    `webhook-failing`, `webhook-disabled`, `pending-tasks-near-limit`, `result-store-near-limit`,
+    `different-versions`. `since` is when it began, as far as is known.
     """
 
     code: str

@@ -8,6 +8,7 @@ from weakref import WeakKeyDictionary
 
 from zndraw_joblib.jobs.logs import create_shared_task, log_failed_work
 from zndraw_joblib.server.admin import rules_overview
+from zndraw_joblib.server.admin.rules_capacity import limits_of
 from zndraw_joblib.server.process.ports import Identity, identity_key
 from zndraw_joblib.server.realtime.streams import Streams
 from zndraw_joblib.server.runtime.runtime import Runtime
@@ -82,7 +83,7 @@ class _Poller:
     async def _read(self) -> None:
         settings = self._runtime.settings
         overview: Overview = await self._runtime.database.read_snapshot(
-            rules_overview.read_overview, settings.heartbeat_seconds
+            rules_overview.read_overview, settings.heartbeat_seconds, limits_of(settings)
         )
         self._last = overview.model_dump_json()
         compared = overview.model_dump_json(exclude=_NOT_COMPARED)

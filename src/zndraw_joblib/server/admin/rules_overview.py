@@ -2,6 +2,7 @@
 
 import json
 import platform
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -10,7 +11,8 @@ from importlib.metadata import PackageNotFoundError, distribution
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from zndraw_joblib.server.admin import sql_figures, sql_lists, sql_operators, sql_statistics
+from zndraw_joblib.server.admin import rules_capacity, sql_figures, sql_lists, sql_operators, sql_statistics
+from zndraw_joblib.server.admin.rules_capacity import Limits
 from zndraw_joblib.server.admin.sql_figures import QueuedJob, WorkerGroup
 from zndraw_joblib.server.admin.sql_statistics import ALL_JOBS, RecentEnds
 from zndraw_joblib.server.db import schema
@@ -68,6 +70,9 @@ _MAX_FINDINGS = 100
 # For how long after its end a group is listed whose task could not be submitted.
 _LISTED_GROUPS = timedelta(days=1)
 _LISTED_PAUSES = 100
+_FORGOTTEN = timedelta(days=1)
+# Servers of two versions run side by side while one replaces the other, but not for so long.
+_UPGRADE = timedelta(hours=1)
 _ORDER = {Severity.CRITICAL: 0, Severity.WARNING: 1, Severity.INFO: 2}
 
 
@@ -137,19 +142,25 @@ def paused_job(job: QueuedJob) -> Finding:
     return _queued(job, "job-paused", Severity.INFO, problem, remedy)
 
 
-def paused_rooms(pauses: Iterable[PauseRecord]) -> list[Finding]:
-    """Return which rooms are paused, and whether all are."""
+def paused_rooms(pauses: Iterable[PauseRecord], pending: Mapping[str, int], now: datetime) -> list[Finding]:
+    """Return which rooms are paused, and whether all are. `pending` has the number of their tasks that wait.
+
+    An operator may have forgotten a pause without an end that holds back tasks for a day.
+    """
     findings = []
     for pause in pauses:
-        is_all = pause.room_id == ALL_ROOMS
+        is_all, waiting = pause.room_id == ALL_ROOMS, pending.get(pause.room_id, 0)
         what, rest = ("queue", "All rooms are") if is_all else ("room", f"Room {pause.room_id} is")
+        is_forgotten = waiting and pause.until is None and now - pause.paused_at >= _FORGOTTEN
+        text = f": {_tasks(waiting)} pending" if waiting else ""
         findings.append(
             Finding(
                 code=f"{what}-paused",
-                severity=Severity.INFO,
-                detail=f"{rest} paused{_until(pause.until)}, by {pause.paused_by}.",
+                severity=Severity.WARNING if is_forgotten else Severity.INFO,
+                detail=f"{rest} paused{_until(pause.until)}, by {pause.paused_by}{text}.",
                 remedy=f"Resume the {what} when its tasks may run again.",
                 room=None if is_all else pause.room_id,
+                count=waiting,
                 since=pause.paused_at,
             )
         )
@@ -354,6 +365,27 @@ def sweepers(servers: Sequence[ServerEntry], held_back: bool) -> list[Finding]:
     return findings
 
 
+def different_versions(servers: Sequence[ServerEntry], now: datetime) -> list[Finding]:
+    """Return that servers of different versions run, an hour after the last of them has started."""
+    running = [server for server in servers if not server.is_silent]
+    versions = Counter(server.version for server in running)
+    if len(versions) < 2:
+        return []
+    since = max(server.started_at for server in running)
+    numbers = ", ".join(f"{number} of {version}" for version, number in sorted(versions.items())[:5])
+    few = min(versions, key=lambda version: (versions[version], version))
+    names = ", ".join(f"{server.host} (pid {server.pid})" for server in running if server.version == few)
+    return [
+        Finding(
+            code="different-versions",
+            severity=Severity.WARNING if now - since >= _UPGRADE else Severity.INFO,
+            detail=f"Servers of different versions share the queue: {numbers}.",
+            remedy=f"Replace the servers of the other version. Those of {few}: {names[:200]}.",
+            since=since,
+        )
+    ]
+
+
 def _held_back(detail: str) -> Finding:
     return Finding(
         code="sweeper-held-back",
@@ -390,28 +422,31 @@ _LISTED_JOBS = 50
 _ROOM_JOBS = 200
 
 
-async def read_overview(tx: Transaction, heartbeat_seconds: float) -> Overview:
+async def read_overview(tx: Transaction, heartbeat_seconds: float, limits: Limits) -> Overview:
     """Return the state of the queue. Call it in a snapshot: it has sums of several tables."""
     now = await tx.now()
+    counts = await sql_counts.of_all(tx)
     totals, waiting = await sql_figures.job_totals(tx), await sql_counts.of_queues(tx)
     silent_since = now - timedelta(seconds=SILENT_HEARTBEATS * heartbeat_seconds)
     groups = await sql_figures.by_state(tx, silent_since)
     listed = await entries(tx)
     last, pauses = await history(tx, 1), await sql_pauses.first(tx, _LISTED_PAUSES)
     findings = [
-        *paused_rooms(pauses),
+        *paused_rooms(pauses, await _pending_of(tx, pauses, counts), now),
         *await _of_jobs(tx, waiting, now),
         *map(failing_schedule, await sql_schedules.failing(tx, _LISTED_JOBS)),
         *map(unfinished_group, await sql_groups.with_error(tx, now - _LISTED_GROUPS, _LISTED_JOBS)),
         *map(failing_webhook, await _faulty_webhooks(tx)),
         *silent_workers(groups[WorkerState.SILENT]),
         *sweepers(listed, held_back=bool(last) and last[0].held_back),
+        *different_versions(listed, now),
+        *rules_capacity.findings(await rules_capacity.read(tx, counts.pending), limits),
     ]
     since = now - timedelta(seconds=HOUR)
     return Overview(
         at=now,
         findings=ordered(findings),
-        counts=await sql_counts.of_all(tx),
+        counts=counts,
         queued=totals.queued,
         scheduled=totals.scheduled,
         oldest_waiting_at=min((task.since for task in waiting), default=None),
@@ -425,6 +460,14 @@ async def read_overview(tx: Transaction, heartbeat_seconds: float) -> Overview:
         recent=await sql_statistics.read(tx, MINUTE, ALL_JOBS, since, now),
         statistics_until=await sql_occurrences.read_until(tx),
     )
+
+
+async def _pending_of(tx: Transaction, pauses: Sequence[PauseRecord], counts: StatusCounts) -> dict[str, int]:
+    """Return how many tasks are pending in each paused room."""
+    if not pauses:
+        return {}
+    of_rooms, _ = await sql_counts.of_rooms(tx, [pause.room_id for pause in pauses])
+    return {room_id: of_room.pending for room_id, of_room in of_rooms.items()} | {ALL_ROOMS: counts.pending}
 
 
 async def _faulty_webhooks(tx: Transaction) -> list[WebhookRecord]:
@@ -475,7 +518,12 @@ async def read_room(tx: Transaction, room_id: str) -> RoomOverview:
     return RoomOverview(
         at=now,
         room=room_id,
-        findings=ordered([*paused_rooms(pauses), *_of_room(entries)]),
+        findings=ordered(
+            [
+                *paused_rooms(pauses, {ALL_ROOMS: total.pending, room_id: total.pending}, now),
+                *_of_room(entries),
+            ]
+        ),
         counts=total,
         jobs=entries,
         pauses=list(map(rules_pauses.entry, pauses)),
@@ -666,7 +714,10 @@ class JobMetrics:
 
 @dataclass
 class QueueMetrics:
-    """The figures of the whole queue: `jobs` by full name, `causes` of failed and lost attempts."""
+    """The figures of the whole queue: `jobs` by full name, `causes` of failed and lost attempts.
+
+    `used_ratios` has the used part of each limit by its setting.
+    """
 
     jobs: dict[str, JobMetrics]
     causes: dict[str, int]
@@ -684,9 +735,11 @@ class QueueMetrics:
     failing_webhooks: int
     disabled_webhooks: int
     webhook_lag_seconds: float
+    stored_result_bytes: int
+    used_ratios: dict[str, float]
 
 
-async def read_metrics(tx: Transaction, heartbeat_seconds: float) -> QueueMetrics:
+async def read_metrics(tx: Transaction, heartbeat_seconds: float, limits: Limits) -> QueueMetrics:
     """Return the figures of the queue. Call it in a snapshot."""
     now = await tx.now()
     groups = await sql_figures.by_state(tx, now - timedelta(seconds=SILENT_HEARTBEATS * heartbeat_seconds))
@@ -695,6 +748,7 @@ async def read_metrics(tx: Transaction, heartbeat_seconds: float) -> QueueMetric
     successes = [server.last_good_at for server in listed if server.last_good_at is not None]
     first = await sql_figures.first_jobs(tx, MAX_JOBS)
     totals, pauses = await sql_statistics.totals(tx, [job.id for job in first]), await sql_pauses.active(tx)
+    usage = await rules_capacity.read(tx, (await sql_counts.of_all(tx)).pending)
     return QueueMetrics(
         jobs=await _jobs(tx, first, totals, now),
         causes=totals[ALL_JOBS].causes if ALL_JOBS in totals else {},
@@ -712,6 +766,8 @@ async def read_metrics(tx: Transaction, heartbeat_seconds: float) -> QueueMetric
         failing_webhooks=await sql_webhooks.count_failing(tx),
         disabled_webhooks=await sql_webhooks.count_disabled(tx),
         webhook_lag_seconds=_lag(now, await sql_webhooks.first_due(tx, _EPOCH)),
+        stored_result_bytes=usage.result_bytes,
+        used_ratios=rules_capacity.ratios(usage, limits),
     )
 
 

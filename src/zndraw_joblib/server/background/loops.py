@@ -14,6 +14,7 @@ from uuid import uuid4
 
 from zndraw_joblib.jobs.logs import ExponentialBackoff, create_shared_task, log_failed_work
 from zndraw_joblib.server.admin import rules_overview, rules_statistics
+from zndraw_joblib.server.admin.rules_capacity import limits_of
 from zndraw_joblib.server.db import schema
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.process.ports import Identity
@@ -141,10 +142,12 @@ class Metrics:
         return (await asyncio.shield(self._running))[1]
 
     async def _read(self) -> Read:
-        figures, heartbeat = None, self._runtime.settings.heartbeat_seconds
+        figures, settings = None, self._runtime.settings
         try:
             async with asyncio.timeout(_READ_SECONDS):
-                figures = await self._runtime.database.read_snapshot(rules_overview.read_metrics, heartbeat)
+                figures = await self._runtime.database.read_snapshot(
+                    rules_overview.read_metrics, settings.heartbeat_seconds, limits_of(settings)
+                )
         except Exception as error:
             log_failed_work(logger, error, "The metrics of the queue cannot be read")
         self._cached = time.monotonic() + _CACHE_SECONDS, figures

@@ -14,7 +14,13 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Send
 
-from zndraw_joblib.server.admin import rules_lists, rules_overview, rules_searches, rules_statistics
+from zndraw_joblib.server.admin import (
+    rules_capacity,
+    rules_lists,
+    rules_overview,
+    rules_searches,
+    rules_statistics,
+)
 from zndraw_joblib.server.admin.rules_lists import CursorList
 from zndraw_joblib.server.admin.rules_searches import BulkLimits, Confirmed
 from zndraw_joblib.server.http.access import (
@@ -424,8 +430,10 @@ _STREAM: dict[int | str, dict[str, Any]] = {
 @serves(ops.GET_OVERVIEW)
 async def get_overview(runtime: Runtime, caller: Identity) -> Response:
     """Return the state of the queue: what is wrong first, with a remedy for each finding."""
-    heartbeat = runtime.settings.heartbeat_seconds
-    return json_response(await runtime.database.read_snapshot(rules_overview.read_overview, heartbeat))
+    heartbeat, limits = runtime.settings.heartbeat_seconds, rules_capacity.limits_of(runtime.settings)
+    return json_response(
+        await runtime.database.read_snapshot(rules_overview.read_overview, heartbeat, limits)
+    )
 
 
 @serves(ops.FOLLOW_OVERVIEW, responses=_STREAM)

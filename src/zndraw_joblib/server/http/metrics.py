@@ -109,7 +109,7 @@ def queue_families(figures: QueueMetrics) -> Iterator[Family]:
     servers.add(labels_of(state="active"), figures.active_servers)
     servers.add(labels_of(state="silent"), figures.silent_servers)
     yield servers
-    yield from _without_labels(figures)
+    yield from (_limits(figures), *_without_labels(figures))
     for name, text, at in (
         ("sweeper_last_success", "When a sweeper last had a good cycle.", figures.last_success),
         ("statistics_until", "Until when the counters of tasks are complete.", figures.statistics_until),
@@ -118,6 +118,13 @@ def queue_families(figures: QueueMetrics) -> Iterator[Family]:
             family = _gauge(f"{name}_timestamp_seconds", text)
             family.add("", at.timestamp())
             yield family
+
+
+def _limits(figures: QueueMetrics) -> Family:
+    family = _gauge("limit_used_ratio", "The used part of a limit of all users, by its setting.")
+    for setting, ratio in figures.used_ratios.items():
+        family.add(labels_of(limit=setting), ratio)
+    return family
 
 
 def _without_labels(figures: QueueMetrics) -> Iterator[Family]:
@@ -130,6 +137,7 @@ def _without_labels(figures: QueueMetrics) -> Iterator[Family]:
         ("webhook_lag_seconds", lag.format("webhook"), figures.webhook_lag_seconds),
         ("failing_webhooks", "Webhooks that wait after a failure.", figures.failing_webhooks),
         ("disabled_webhooks", "Webhooks of rooms that are disabled.", figures.disabled_webhooks),
+        ("stored_result_bytes", "Bytes of stored results.", figures.stored_result_bytes),
     ):
         family = _gauge(metric, text)
         family.add("", value)

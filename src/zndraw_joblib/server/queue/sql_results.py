@@ -129,6 +129,13 @@ RETURNING size
 
 _SHARES = _sums("joblib_task_result_share", "user_id", TEXT)
 _TOTAL = _sums("joblib_task_result_total", "id", BIG_INTEGER)
+_LARGEST_SHARE = statement(
+    "SELECT user_id, size FROM joblib_task_result_share ORDER BY size DESC, user_id LIMIT 1",
+    "user_id",
+    "size",
+    user_id=TEXT,
+    size=BIG_INTEGER,
+)
 _FREE_SHARE = statement(
     "UPDATE joblib_task_result_share SET size = size - :size WHERE user_id = :user_id", size=BIG_INTEGER
 )
@@ -392,6 +399,12 @@ async def total(tx: Transaction) -> int:
     """Return the size of all content, with that of uploads that are under way."""
     size: int | None = (await tx.execute(_TOTAL.read, {"key": _TOTAL_ID})).scalar_one_or_none()
     return size or 0
+
+
+async def largest_share(tx: Transaction) -> tuple[str, int] | None:
+    """Return the user whose content is largest, and its size; None if there is none of a user."""
+    row = (await tx.execute(_LARGEST_SHARE)).first()
+    return None if row is None else (row.user_id, row.size)
 
 
 async def _grow(tx: Transaction, n: int, user_id: str | None, more: int, quota: Quota, rest: int = 0) -> None:

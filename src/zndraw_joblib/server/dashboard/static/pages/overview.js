@@ -50,6 +50,8 @@ function linksOf(finding) {
   const remedies = ["task", "job", "room"].flatMap((name) => (finding[name] ? REMEDIES[name](finding) : []));
   if (finding.code.startsWith("sweeper")) remedies.push(["Show the sweeper", href("sweeper")]);
   if (finding.code.startsWith("webhook-")) remedies.push(["Show its webhooks", href("webhooks", { room: finding.room })]);
+  if (finding.code === "pending-tasks-near-limit") remedies.push(["Show the pending tasks", href("tasks", { status: "pending" })]);
+  if (finding.code.endsWith("-near-limit")) remedies.push(["Show the settings", href("settings")]);
   if (finding.code === "silent-workers") remedies.push(["Show the workers", href("workers", { state: "silent" })]);
   if (finding.code === "lost-attempts" && !finding.job) remedies.push(["Show failed tasks", href("tasks", { status: "failed", since: "1h" })]);
   return remedies;
