@@ -305,7 +305,7 @@ async def test_every_task_is_found_once_while_tasks_are_added_and_change(replica
 async def test_a_search_for_few_among_many_ends_early_and_reads_on(replica: Replica) -> None:
     """With a budget of one window, a part may be empty; the last part has no `next`."""
     job = await replica.register()
-    rows = [task(job.id, payload={"n": number}) for number in range(1000)]
+    rows = [task(job.id, payload={"n": number}) for number in range(400)]
     await add_tasks(replica, rows)
     wanted, budget = TaskFilter(text='"n":7}'), Budget(rows=1)
     part = await replica.runtime.database.read(rules_searches.find, wanted, CursorPage(5, None), budget)
@@ -314,7 +314,7 @@ async def test_a_search_for_few_among_many_ends_early_and_reads_on(replica: Repl
     assert await everything(replica, 5, Budget(seconds=0), text='"n":7}', room=["lab"]) == [rows[7]["id"]]
     assert await everything(replica, 200, budget) == [row["id"] for row in reversed(rows)]
     first, last = datetime.min.replace(tzinfo=UTC), datetime(9999, 12, 31, 23, 59, tzinfo=UTC)
-    assert len(await everything(replica, 200, since=first, until=last)) == 1000
+    assert len(await everything(replica, 200, since=first, until=last)) == 400
     since, until = at(1), at(2)
     assert await everything(replica, 5, budget, since=since) == []
     assert await everything(replica, 5, budget, until=since, text='"n":7}') == [rows[7]["id"]]

@@ -37,7 +37,7 @@ from sqlalchemy import (
 )
 
 from zndraw_joblib.server.admin.sql_figures import IS_SERVED
-from zndraw_joblib.server.db.bulk import among, before_colon, by_database, contains, like_pattern, padded
+from zndraw_joblib.server.db.bulk import among, before_colon, by_database, contains, padded
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.statements import BOOLEAN, TEXT, statement
 from zndraw_joblib.server.db.tables import Job, RoomCount, Task, TaskTag, whole_payload
@@ -328,8 +328,9 @@ rooms = RoomCount.__table__
 # This many candidates are sorted; more are read along an index that has their order.
 FEW = 2_000
 # Larger windows would be hardly faster for each row, and for them PostgreSQL would sort whole large tables.
-_WINDOWS = (16, 64, 256, 1024)
-_FIRST, _FIRST_WITH_TEXT = 256, 16
+_WINDOWS = (4, 16, 64, 256, 1024)
+# Payloads may have 1 MiB each.
+_FIRST, _FIRST_WITH_TEXT = 256, 4
 _MAX_ROWS_FIRST, _MAX_ROWS = 1024, 4096
 # Unsuccessful tasks are scattered: without statistics PostgreSQL would rather scan than read more of them.
 _MAX_UNSUCCESSFUL = 256
@@ -590,8 +591,6 @@ async def _prepare(tx: Transaction, filters: Filter) -> tuple[Shape, dict[str, A
     params |= {f"tag_{index}": tag for index, tag in enumerate(filters.tags)}
     params |= {f"job_{index}": job_id for index, job_id in enumerate(filters.jobs)}
     params |= {"first_job": _FIRST_JOB, "last_job": _LAST_JOB}
-    if filters.text is not None:
-        params["text"] = like_pattern(filters.text)
     statement = None if shape.rooms or shape.is_linked else few(shape, FEW + 1)
     if statement is not None and not await _many_are_pending(tx, filters):
         numbers = (await tx.execute(statement, params)).scalars().all()

@@ -128,12 +128,15 @@ class by_database(by_template):
 
 
 class contains(by_template):
-    """``contains(column, pattern)``: a text matches a `like_pattern`. The letters a to z have no case."""
+    """``contains(column, part)``: a text has a part. The letters a to z have no case.
+
+    `LIKE` compares the whole part at each character: a second for a MiB of equal letters.
+    """
 
     type = Boolean()
     # In the collation C only the letters a to z have two cases, as for SQLite.
-    postgresql = """(lower({0} COLLATE "C") LIKE lower({1} COLLATE "C") ESCAPE '~')"""
-    sqlite = "({0} LIKE {1} ESCAPE '~')"
+    postgresql = """(strpos(lower({0} COLLATE "C"), lower({1} COLLATE "C")) <> 0)"""
+    sqlite = "(instr(lower({0}), lower({1})) <> 0)"
 
 
 class before_colon(by_template):
@@ -142,12 +145,6 @@ class before_colon(by_template):
     type = Text()
     postgresql = "split_part(substr({0}, 1, 200), ':', 1)"
     sqlite = "substr({0}, 1, min(instr({0} || ':', ':') - 1, 200))"
-
-
-def like_pattern(text: str) -> str:
-    """Return the pattern of texts that contain a text."""
-    escaped = re.sub(r"[~%_]", r"~\g<0>", text)
-    return f"%{escaped}%"
 
 
 def padded(values: Sequence[Value]) -> list[Value]:
