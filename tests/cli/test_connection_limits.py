@@ -2,8 +2,8 @@
 
 import asyncio
 import socket
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
 from http.client import HTTPResponse
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from h11 import LocalProtocolError
 from waiting import until
 
 from cli.program import TIMEOUT, Program, RunningServer
-from zndraw_joblib.cli.server.connections import MAX_HEAD_BYTES, limit_heads
+from zndraw_joblib.cli.server.connections import MAX_HEAD_BYTES, limit_connections
 
 START = b"GET /health/live HTTP/1.1\r\nHost: test\r\nX-Filler: "
 
@@ -141,6 +141,17 @@ def test_each_process_has_the_limits(program: Program, postgres_url: str) -> Non
         assert "--test-clock needs a database of its own" in other
 
 
+@asynccontextmanager
+async def serving(config: uvicorn.Config) -> AsyncIterator[uvicorn.Server]:
+    """Serve in this process."""
+    server = uvicorn.Server(config)
+    running = asyncio.create_task(server.serve())
+    await until(lambda: server.started)
+    yield server
+    server.should_exit = True
+    await running
+
+
 @pytest.mark.parametrize("http", ["h11", "httptools"])
 async def test_each_parser_has_the_limits(http: str, tmp_path: Path) -> None:
     """Also on a Unix socket, and with the parser that uvicorn uses without httptools."""
@@ -152,20 +163,52 @@ async def test_each_parser_has_the_limits(http: str, tmp_path: Path) -> None:
 
     path = str(tmp_path / "socket")
     config = uvicorn.Config(app, uds=path, http=http, lifespan="off", log_level="warning")  # type: ignore[arg-type]
-    limit_heads(config, lambda: 0.5)
-    server = uvicorn.Server(config)
-    running = asyncio.create_task(server.serve())
-    await until(lambda: server.started)
-    for name, (parts, status) in SENT.items():
-        response = await asyncio.to_thread(exchange, path, *parts, family=socket.AF_UNIX)
-        assert status is None or status_of(response) == (405 if status == 200 else status), name
-    server.should_exit = True
-    await running
+    limit_connections(config, lambda: 0.5, lambda: 30)
+    async with serving(config):
+        for name, (parts, status) in SENT.items():
+            response = await asyncio.to_thread(exchange, path, *parts, family=socket.AF_UNIX)
+            assert status is None or status_of(response) == (405 if status == 200 else status), name
+
+
+@pytest.mark.parametrize("http", ["h11", "httptools"])
+async def test_a_client_that_takes_no_response_is_cut_off(http: str, tmp_path: Path) -> None:
+    """Its bytes would stay in the server's memory; one that takes them slowly gets all."""
+    size = 4 * 1024 * 1024
+
+    async def app(scope: dict[str, object], receive: object, send: object) -> None:
+        headers = [(b"content-length", b"%d" % size), (b"connection", b"close")]
+        with suppress(LocalProtocolError):
+            await send({"type": "http.response.start", "status": 200, "headers": headers})  # type: ignore[operator]
+            await send({"type": "http.response.body", "body": bytes(size)})  # type: ignore[operator]
+
+    path = str(tmp_path / "socket")
+    config = uvicorn.Config(app, uds=path, http=http, lifespan="off", log_level="warning")  # type: ignore[arg-type]
+    limit_connections(config, lambda: 30, lambda: 1)
+    async with serving(config) as server:
+        await _read_slowly_and_not(server, path, size)
+
+
+async def _read_slowly_and_not(server: uvicorn.Server, path: str, size: int) -> None:
+    reader, writer = await asyncio.open_unix_connection(path, limit=1024)
+    idle, to_idle = await asyncio.open_unix_connection(path, limit=1024)
+    for to_server in (writer, to_idle):
+        to_server.write(CLOSE)
+    await until(lambda: len(server.server_state.connections) == 2)
+    received = 0
+    while data := await reader.read(256 * 1024):
+        received += len(data)
+        await asyncio.sleep(0.001)
+    assert received > size
+    await until(lambda: not server.server_state.connections)
+    with suppress(ConnectionResetError):
+        assert len(await idle.read()) < size
+    for to_server in (writer, to_idle):
+        to_server.close()
 
 
 def test_an_unknown_protocol_stays_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
     """The server serves without the limits, and logs it."""
     config = uvicorn.Config(lambda: None, http=asyncio.Protocol, lifespan="off", log_config=None)
-    limit_heads(config, lambda: 1)
+    limit_connections(config, lambda: 1, lambda: 1)
     assert config.http_protocol_class is asyncio.Protocol
-    assert "request heads have no limits" in caplog.text
+    assert "its connections have no limits" in caplog.text

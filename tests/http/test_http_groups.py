@@ -5,7 +5,7 @@ import json
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import httpx
 import pytest
@@ -301,6 +301,26 @@ async def test_rooms_are_guarded(client: httpx.AsyncClient, app: FastAPI, as_use
     assert (await user.get(f"{GROUPS}/{group['id']}")).status_code == 403
     assert (await user.get(GROUPS, params={"room": "lab"})).status_code == 403
     assert (await user.get(GROUPS)).status_code == 403
+
+
+@on_both
+async def test_a_part_of_the_results_is_small(
+    client: httpx.AsyncClient, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader that is slow keeps one part in memory: as many results as have 1 MiB, or one."""
+    job, group = await register(client), await create(client)
+    for size in (20, 20, 60, 10, 10):
+        await add(client, job, group)
+        await run(client, job, result="x" * size)
+    monkeypatch.setattr(rules_groups, "_RESULT_BYTES", 50)
+    counts, after = [], 0
+    while after is not None:
+        part = await runtime.database.read(rules_groups.results, UUID(group["id"]), after)
+        counts.append(part.lines.count(b"\n"))
+        after = part.after
+    assert counts == [2, 1, 2]
+    whole = (await client.get(f"{GROUPS}/{group['id']}/results")).text.splitlines()
+    assert [len(json.loads(line)["result"]) for line in whole] == [20, 20, 60, 10, 10]
 
 
 async def test_results_end_with_the_access_of_their_reader(

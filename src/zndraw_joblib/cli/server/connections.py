@@ -1,6 +1,6 @@
-"""Limits of a connection before the app gets a request: the size of a head, and the time it may take.
+"""Limits of a connection: the size of a head and the time it may take, and a client that takes no response.
 
-uvicorn limits neither with httptools. The classes here extend its protocols, by the methods of
+uvicorn limits none of them with httptools. The classes here extend its protocols, by the methods of
 `asyncio.Protocol`, the callbacks of httptools and the state of h11. A protocol without them stays as it is,
 and the server logs a warning.
 """
@@ -18,6 +18,8 @@ logger = logging.getLogger(__name__)
 MAX_HEAD_BYTES = 64 * 1024
 # How long the server discards what a refused client still sends, so that the client can read the response.
 _LINGER_SECONDS = 2.0
+# A client takes so many bytes of a response in each `send_timeout`, or the rest of it.
+_MIN_TAKEN_BYTES = 64 * 1024
 
 
 class _Limits:
@@ -27,10 +29,12 @@ class _Limits:
     """
 
     timeout: Callable[[], float]
+    send_timeout: Callable[[], float]
     transport: Any
     _unparsed = 0
     _timer: asyncio.TimerHandle | None = None
     _is_refused = False
+    _taking: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)  # type: ignore[misc]
@@ -38,7 +42,42 @@ class _Limits:
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        self._stop_taking()
         super().connection_lost(exc)  # type: ignore[misc]
+
+    def pause_writing(self) -> None:
+        """Wait for the client to take the bytes that are to be sent."""
+        super().pause_writing()  # type: ignore[misc]
+        self._stop_taking()
+        self._watch_taking()
+
+    def resume_writing(self) -> None:
+        """The client has taken nearly all."""
+        self._stop_taking()
+        super().resume_writing()  # type: ignore[misc]
+
+    def _watch_taking(self) -> None:
+        size = self.transport.get_write_buffer_size()
+        loop = asyncio.get_running_loop()
+        self._taking = loop.call_later(type(self).send_timeout(), self._check_taking, size)
+
+    def _check_taking(self, before: int) -> None:
+        """Drop the connection, with the bytes that it keeps in memory, if the client takes too few."""
+        if before - self.transport.get_write_buffer_size() >= _MIN_TAKEN_BYTES:
+            self._watch_taking()
+            return
+        self._taking = None
+        logger.info(
+            "Closed a connection whose client took less than %d bytes of a response in %g s "
+            "(stream_send_timeout_seconds)",
+            *(_MIN_TAKEN_BYTES, type(self).send_timeout()),
+        )
+        self.transport.abort()
+
+    def _stop_taking(self) -> None:
+        if self._taking is not None:
+            self._taking.cancel()
+            self._taking = None
 
     def data_received(self, data: bytes) -> None:
         """Pass data on in parts that cannot exceed the limit unnoticed."""
@@ -138,10 +177,13 @@ _NEEDED = {
 }
 
 
-def limit_heads(config: uvicorn.Config, timeout: Callable[[], float]) -> None:
+def limit_connections(
+    config: uvicorn.Config, timeout: Callable[[], float], send_timeout: Callable[[], float]
+) -> None:
     """Let the connections of a server refuse a head with 431 at 64 KiB, and with 408 after `timeout` seconds.
 
-    A connection that sends nothing is closed then.
+    A connection that sends nothing is closed then, and one that does not take a response after
+    `send_timeout`.
     """
     # h11 has a limit of its own, and answers 400.
     config.h11_max_incomplete_event_size = MAX_HEAD_BYTES
@@ -149,9 +191,8 @@ def limit_heads(config: uvicorn.Config, timeout: Callable[[], float]) -> None:
         config.load()
     kind = config.http_protocol_class
     for limits, names in _NEEDED.items():
-        if all(hasattr(kind, name) for name in ("connection_made", "data_received", *names)):
-            config.http_protocol_class = type(
-                f"Limited{kind.__name__}", (limits, kind), {"timeout": staticmethod(timeout)}
-            )
+        if all(hasattr(kind, name) for name in ("connection_made", "data_received", "pause_writing", *names)):
+            times = {"timeout": staticmethod(timeout), "send_timeout": staticmethod(send_timeout)}
+            config.http_protocol_class = type(f"Limited{kind.__name__}", (limits, kind), times)
             return
-    logger.warning("uvicorn's protocol %s is unknown: request heads have no limits", kind.__name__)
+    logger.warning("uvicorn's protocol %s is unknown: its connections have no limits", kind.__name__)

@@ -109,8 +109,8 @@ def serve_one(
         # A compressed message may be a thousand times larger when it is unpacked, before any limit counts.
         ws_per_message_deflate=False,
     )
-    importlib.import_module("zndraw_joblib.cli.server.connections").limit_heads(
-        config, lambda: settings.request_timeout_seconds
+    importlib.import_module("zndraw_joblib.cli.server.connections").limit_connections(
+        config, lambda: settings.request_timeout_seconds, lambda: settings.stream_send_timeout_seconds
     )
     # The garbage collector skips frozen objects; scanning them would pause the server for 0.1 s.
     gc.collect()

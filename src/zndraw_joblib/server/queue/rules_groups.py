@@ -8,6 +8,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
+from itertools import accumulate
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -48,8 +49,8 @@ from zndraw_joblib.wire.statuses import StatusCounts, TaskStatus
 SEALED_AFTER = timedelta(days=7)
 _MAX_FAILURES = 10
 _MAX_ERROR_BYTES = 2000
-# Each of these results may have 1 MiB.
-_RESULTS_AT_ONCE = 32
+# Each of these results may have 1 MiB: a part has fewer, if these have more than so many bytes together.
+_RESULTS_AT_ONCE, _RESULT_BYTES = 32, 1024 * 1024
 _DUE_AT_ONCE = 100
 
 
@@ -378,10 +379,15 @@ class ResultLines(NamedTuple):
 
 
 async def results(tx: Transaction, group_id: UUID, after: int = 0) -> ResultLines:
-    """Return the next tasks of a group in the order of submission, a `GroupResult` as JSON in each line."""
-    rows = await sql_groups.results(tx, group_id, after, _RESULTS_AT_ONCE)
-    lines = b"".join(map(_line, rows))
-    return ResultLines(lines, rows[-1].seq if len(rows) == _RESULTS_AT_ONCE else None)
+    """Return the next tasks of a group in the order of submission, a `GroupResult` as JSON in each line.
+
+    Their results have at most 1 MiB together, or it is one.
+    """
+    sizes = await sql_groups.result_sizes(tx, group_id, after, _RESULTS_AT_ONCE)
+    count = max(1, sum(total <= _RESULT_BYTES for total in accumulate(sizes)))
+    rows = await sql_groups.results(tx, group_id, after, count) if sizes else []
+    is_last = len(rows) == len(sizes) < _RESULTS_AT_ONCE or not rows
+    return ResultLines(b"".join(map(_line, rows)), None if is_last else rows[-1].seq)
 
 
 def _line(row: Any) -> bytes:

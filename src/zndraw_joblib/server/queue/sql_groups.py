@@ -253,14 +253,18 @@ ORDER BY joblib_task.seq
     *("id", "job_name", "error", "error_code"),
     job_name=TEXT,
 )
+_OF_RESULTS = """(group_id, seq) > (:group_id, :seq) AND group_id <= :group_id
+ORDER BY group_id, seq LIMIT :limit"""
+_RESULT_SIZES = statement(
+    f"SELECT coalesce(octet_length(result), 0) AS size FROM joblib_task WHERE {_OF_RESULTS}", "size"
+)
 _RESULTS = statement(
     f"""
 SELECT seq, joblib_task.id, status, CAST(result AS text) AS result_json,
     substr(error, 1, {MAX_ERROR}) AS error, error_code, EXISTS (
         SELECT 1 FROM joblib_task_result WHERE task_seq = seq AND content_key IS NOT NULL
     ) AS stored
-FROM joblib_task WHERE (group_id, seq) > (:group_id, :seq) AND group_id <= :group_id
-ORDER BY group_id, seq LIMIT :limit
+FROM joblib_task WHERE {_OF_RESULTS}
 """,
     *("seq", "id", "status", "result_json", "error", "error_code", "stored"),
     result_json=TEXT,
@@ -372,6 +376,13 @@ async def prune(tx: Transaction, before: datetime, after: int, limit: int) -> tu
 async def failed(tx: Transaction, group_id: UUID, limit: int) -> Sequence[Any]:
     """Return the first failed tasks of a group."""
     return (await tx.execute(_FAILED, {"group_id": group_id, "limit": limit})).all()
+
+
+async def result_sizes(tx: Transaction, group_id: UUID, after: int, limit: int) -> Sequence[int]:
+    """Return how many bytes the results of tasks of a group have as JSON, in the order of `results`."""
+    return list(
+        (await tx.execute(_RESULT_SIZES, {"group_id": group_id, "seq": after, "limit": limit})).scalars()
+    )
 
 
 async def results(tx: Transaction, group_id: UUID, after: int, limit: int) -> Sequence[Any]:
