@@ -13,7 +13,7 @@ from rest import V1, AsUser, claim, expect_problem, register, report, submit
 from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker
 
 from zndraw_joblib import JobLib, JobLibSettings
-from zndraw_joblib.server.admin import rules_overview
+from zndraw_joblib.server.admin import rules_findings
 from zndraw_joblib.server.admin.rules_statistics import SETTLE
 from zndraw_joblib.server.process.ports import Identity
 from zndraw_joblib.wire.operators import Finding, Severity
@@ -209,5 +209,5 @@ def test_of_a_kind_the_largest_number_is_first() -> None:
         Finding(code=code, severity=Severity(severity), detail="", remedy="", count=count)
         for code, severity, count in kinds
     ]
-    ordered = [(finding.code, finding.count) for finding in rules_overview.ordered(findings)]
+    ordered = [(finding.code, finding.count) for finding in rules_findings.ordered(findings)]
     assert ordered == [("c", None), ("a", 9), ("a", 3), ("b", 50)]

@@ -7,7 +7,7 @@ from uuid import uuid4
 import pytest
 from replica import ADMIN, OWNER, ManualClock, Replica
 
-from zndraw_joblib.server.admin.rules_overview import Process, SweepReport, report
+from zndraw_joblib.server.admin.rules_servers import Process, SweepReport, report
 from zndraw_joblib.server.process.settings import JobLibSettings
 from zndraw_joblib.server.queue import rules_results, sql_results
 from zndraw_joblib.wire.messages import SweeperCycle, SweeperMode

@@ -11,7 +11,7 @@ from cachetools import TTLCache
 from replica import ManualClock, Replica, wait_until_waiting
 from waiting import until
 
-from zndraw_joblib.server.admin import rules_overview, sql_figures
+from zndraw_joblib.server.admin import rules_findings, sql_figures
 from zndraw_joblib.server.db.tables import Job
 from zndraw_joblib.server.queue import rules_history, rules_slots, rules_workers, sql_slots
 from zndraw_joblib.server.runtime import runtime
@@ -329,7 +329,7 @@ async def test_slots_and_costs_change(pair: list[Replica]) -> None:
     lacks = f"its only worker, {job.worker_id} (no labels, 2 slots), lacks 4 slots."
     assert reason == f"No worker of {job.full_name} has 4 slots: {lacks}"
     [queue, _] = await second.runtime.database.read(sql_figures.unserved_jobs, limit=10)
-    finding = rules_overview.unserved_job(queue)
+    finding = rules_findings.unserved_job(queue)
     assert (finding.code, finding.since is None) == ("tasks-without-matching-workers", False)
     assert "that require 4 slots since" in finding.detail
     await first.runtime.write(rules_workers.describe, job.worker_id, WorkerInfo(slots=4))

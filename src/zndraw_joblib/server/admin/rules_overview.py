@@ -1,28 +1,28 @@
-"""The state of the queue for operators: findings, totals, servers, the release, and metrics."""
+"""The state of the whole queue, or of a room, with what is wrong first, and metrics. It scans no tasks."""
 
-import json
-import platform
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from functools import cache
-from importlib.metadata import PackageNotFoundError, distribution
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import UUID
 
-from zndraw_joblib.server.admin import rules_capacity, sql_figures, sql_lists, sql_operators, sql_statistics
+from zndraw_joblib.server.admin import (
+    rules_capacity,
+    rules_findings,
+    rules_servers,
+    sql_figures,
+    sql_lists,
+    sql_statistics,
+)
 from zndraw_joblib.server.admin.rules_capacity import Limits
-from zndraw_joblib.server.admin.sql_figures import QueuedJob, WorkerGroup
-from zndraw_joblib.server.admin.sql_statistics import ALL_JOBS, RecentEnds
-from zndraw_joblib.server.db import schema
+from zndraw_joblib.server.admin.sql_figures import QueuedJob
+from zndraw_joblib.server.admin.sql_statistics import ALL_JOBS
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.process.ports import Page
 from zndraw_joblib.server.queue import (
     rules_allocations,
     rules_limits,
     rules_pauses,
-    rules_queues,
     sql_counts,
     sql_groups,
     sql_jobs,
@@ -31,14 +31,9 @@ from zndraw_joblib.server.queue import (
     sql_schedules,
     sql_webhooks,
 )
-from zndraw_joblib.server.queue.rules_allocations import NoTime
 from zndraw_joblib.server.queue.sql_counts import WaitingTask
-from zndraw_joblib.server.queue.sql_groups import GroupRecord
 from zndraw_joblib.server.queue.sql_pauses import ALL_ROOMS, PauseRecord
-from zndraw_joblib.server.queue.sql_schedules import ScheduleRecord
 from zndraw_joblib.server.queue.sql_webhooks import WebhookRecord
-from zndraw_joblib.wire.groups import GroupOnEnd
-from zndraw_joblib.wire.messages import SweeperCycle, SweeperMode
 from zndraw_joblib.wire.names import INTERNAL
 from zndraw_joblib.wire.operators import (
     BUCKET_BOUNDS,
@@ -48,378 +43,20 @@ from zndraw_joblib.wire.operators import (
     JobEntry,
     Overview,
     RoomOverview,
-    ServerCycle,
-    ServerEntry,
-    Severity,
-    Version,
     WorkerState,
 )
-from zndraw_joblib.wire.requirements import shown
 from zndraw_joblib.wire.statuses import TERMINAL, StatusCounts, TaskStatus
-
-_LONG, _VERY_LONG = timedelta(minutes=10), timedelta(hours=1)
-# A job with at least this many failures, and this share of its ends, is a finding.
-_MANY_FAILURES, _FAILING_SHARE = 5, 0.5
-# So is one with this share, this many times its share of the day before, if that had this number of ends.
-_HIGH_SHARE, _ABOVE_USUAL, _USUAL_ENDS = 0.05, 2, 20
-_USUAL = timedelta(days=1)
-_MANY_LOST = 5
-# A webhook that failed so often in a row is a finding: after about seven minutes.
-_MANY_DELIVERY_FAILURES = 5
-_MAX_FINDINGS = 100
-# For how long after its end a group is listed whose task could not be submitted.
-_LISTED_GROUPS = timedelta(days=1)
-_LISTED_PAUSES = 100
-_FORGOTTEN = timedelta(days=1)
-# Servers of two versions run side by side while one replaces the other, but not for so long.
-_UPGRADE = timedelta(hours=1)
-_ORDER = {Severity.CRITICAL: 0, Severity.WARNING: 1, Severity.INFO: 2}
-
-
-def ordered(findings: Iterable[Finding]) -> list[Finding]:
-    """Return findings, critical ones first, and of a kind those of the largest numbers, at most 100."""
-    findings = list(findings)
-    kinds = list(dict.fromkeys(finding.code for finding in findings))
-
-    def place(finding: Finding) -> tuple[int, int, int]:
-        return _ORDER[finding.severity], kinds.index(finding.code), -(finding.count or 0)
-
-    return sorted(findings, key=place)[:_MAX_FINDINGS]
-
-
-def unserved_job(job: QueuedJob) -> Finding:
-    """Return that no worker serves a job with queued tasks, or that none has the labels that they require."""
-    policy = sql_jobs.policy_of(job.policy)
-    requirements = policy.requires, rules_queues.requires_of(job.requires)
-    required = [shown(*requirements)] if any(requirements) else []
-    if (cost := sql_jobs.cost_of(policy, job.requires)) > 1:
-        required.append(f"{cost} slots")
-    if required and job.unserved_since is None:
-        return _unmatched_job(job, " and ".join(required))
-    remedy = "Start a worker that registers this job, or cancel its tasks."
-    since = f" since {job.unserved_since:%Y-%m-%d %H:%M} UTC" if job.unserved_since else ""
-    version = f"version {job.version} of " if job.version is not None else ""
-    problem = f"No worker serves {version}{job.full_name}{since}"
-    if job.version is not None:
-        remedy = "Start a worker of this version, or retarget or cancel its tasks."
-    finding = _queued(job, "job-without-workers", Severity.CRITICAL, problem, remedy)
-    return finding.model_copy(update={"since": job.unserved_since})
-
-
-def _unmatched_job(job: QueuedJob, required: str) -> Finding:
-    since = f" since {job.waits_since:%Y-%m-%d %H:%M} UTC" if job.waits_since else ""
-    problem = f"No worker can run tasks of {job.full_name} that require {required}{since}"
-    remedy = (
-        "Start a worker with these labels and slots (zndraw-joblib worker --label, --concurrency); "
-        "'zndraw-joblib explain ID' names the nearest worker. Or cancel these tasks, and "
-        "submit them with other requirements."
-    )
-    finding = _queued(job, "tasks-without-matching-workers", Severity.CRITICAL, problem, remedy)
-    return finding.model_copy(update={"since": job.waits_since})
-
-
-def job_without_time(row: NoTime) -> Finding:
-    """Return that the allocations of all workers of a job end before its tasks would."""
-    job = row.job
-    problem = (
-        f"No worker of {job.full_name} has enough time for its tasks, which are expected to run for "
-        f"{_seconds(row.expected.seconds)} (by {row.expected.source}); the most that one has left is "
-        f"{_seconds(row.left.total_seconds())}"
-    )
-    remedy = (
-        "Start a worker with more time (zndraw-joblib worker --walltime), or set expected_seconds of the job "
-        "to how long its tasks run."
-    )
-    queued = QueuedJob(job.id, job.full_name, job.queued, None, None)
-    finding = _queued(queued, "tasks-without-enough-time", Severity.CRITICAL, problem, remedy)
-    return finding.model_copy(update={"since": job.waits_since})
-
-
-def paused_job(job: QueuedJob) -> Finding:
-    """Return that a paused job has queued tasks."""
-    remedy = "Resume the job when its tasks may run again."
-    problem = f"{job.full_name} is paused{_until(job.paused_until)}"
-    return _queued(job, "job-paused", Severity.INFO, problem, remedy)
-
-
-def paused_rooms(pauses: Iterable[PauseRecord], pending: Mapping[str, int], now: datetime) -> list[Finding]:
-    """Return which rooms are paused, and whether all are. `pending` has the number of their tasks that wait.
-
-    An operator may have forgotten a pause without an end that holds back tasks for a day.
-    """
-    findings = []
-    for pause in pauses:
-        is_all, waiting = pause.room_id == ALL_ROOMS, pending.get(pause.room_id, 0)
-        what, rest = ("queue", "All rooms are") if is_all else ("room", f"Room {pause.room_id} is")
-        is_forgotten = waiting and pause.until is None and now - pause.paused_at >= _FORGOTTEN
-        text = f": {_tasks(waiting)} pending" if waiting else ""
-        findings.append(
-            Finding(
-                code=f"{what}-paused",
-                severity=Severity.WARNING if is_forgotten else Severity.INFO,
-                detail=f"{rest} paused{_until(pause.until)}, by {pause.paused_by}{text}.",
-                remedy=f"Resume the {what} when its tasks may run again.",
-                room=None if is_all else pause.room_id,
-                count=waiting,
-                since=pause.paused_at,
-            )
-        )
-    return findings
-
-
-def _until(end: datetime | None) -> str:
-    return "" if end is None else f" until {end:%Y-%m-%d %H:%M:%S} UTC"
-
-
-def failing_schedule(schedule: ScheduleRecord) -> Finding:
-    """Return that the last due time of a schedule has no task."""
-    return Finding(
-        code="schedule-failing",
-        severity=Severity.WARNING,
-        detail=f"Schedule {schedule.name} of room {schedule.room_id} submits no task: {schedule.error}",
-        remedy="Correct the schedule or its job, pause the schedule, or delete it.",
-        job=schedule.job_name,
-        room=schedule.room_id,
-        since=schedule.error_at,
-    )
-
-
-def unfinished_group(group: GroupRecord) -> Finding:
-    """Return that the task that a group submits at its end could not be submitted."""
-    on_end = GroupOnEnd.model_validate_json(group.on_end or "")
-    name = "" if group.name is None else f" ({group.name})"
-    return Finding(
-        code="group-on-end-failed",
-        severity=Severity.WARNING,
-        detail=f"Group {group.id}{name} has ended, but its on_end was not submitted: {group.error}",
-        remedy="Submit the task of its on_end by hand. This is listed for a day after the end of the group.",
-        job=on_end.job,
-        room=group.room_id,
-        since=group.ended_at,
-    )
-
-
-def failing_webhook(webhook: WebhookRecord) -> Finding:
-    """Return that the deliveries to a webhook of a room fail, or that it is disabled."""
-    name = f"Webhook {webhook.name} of room {webhook.room_id}"
-    if webhook.disabled_at is not None:
-        return Finding(
-            code="webhook-disabled",
-            severity=Severity.WARNING,
-            detail=f"{name} is disabled: {webhook.disabled_reason}. Its events are not written.",
-            remedy="Write it again when its receiver works, or delete it.",
-            room=webhook.room_id,
-            since=webhook.disabled_at,
-        )
-    return Finding(
-        code="webhook-failing",
-        severity=Severity.WARNING,
-        detail=f"{name} failed {webhook.failures:,} times since its last success: {webhook.last_error}.",
-        remedy="Repair the receiver or the URL, then send a test. A delivery is given up after 3 days.",
-        room=webhook.room_id,
-        count=webhook.failures,
-    )
-
-
-def _queued(job: QueuedJob, code: str, severity: Severity, problem: str, remedy: str) -> Finding:
-    where = "of this room wait" if job.is_of_room else "in its queue"
-    if job.is_of_room and job.queued == 1:
-        where = "of this room waits"
-    return Finding(
-        code=code,
-        severity=severity,
-        detail=f"{problem}: {_tasks(job.queued)} {where}.",
-        remedy=remedy,
-        job=job.full_name,
-        count=job.queued,
-    )
-
-
-def waiting_task(task: WaitingTask, now: datetime) -> Finding | None:
-    """Return that a task has waited for too long; None for a task that has not."""
-    waited = now - task.since
-    if waited < _LONG:
-        return None
-    return Finding(
-        code="waiting-too-long",
-        severity=Severity.CRITICAL if waited >= _VERY_LONG else Severity.WARNING,
-        detail=f"A task of {task.job} has waited for {_duration(waited)}.",
-        remedy="Read why it waits (explain the task); add workers or slots, or raise the job's limits.",
-        job=task.job,
-        room=task.room_id,
-        task=task.id,
-        since=task.since,
-    )
-
-
-def failing_tasks(ends: RecentEnds, since: datetime, usual: tuple[int, int] | None = None) -> list[Finding]:
-    """Return that many tasks of a job failed, and that attempts were lost, since a time.
-
-    `usual` is how many tasks of the job completed and failed on the day before, None if unknown.
-    """
-    number = ends.failed + ends.completed
-    findings = [_failing(ends, number, since) or _above_usual(ends, number, since, usual)]
-    if ends.lost >= _MANY_LOST:
-        findings.append(
-            Finding(
-                code="lost-attempts",
-                severity=Severity.WARNING,
-                detail=f"{ends.lost:,} attempts of {ends.job} ended since {since:%H:%M} UTC because the "
-                "worker was lost, did not start them in time, or a time limit passed.",
-                remedy="Check the workers' load, memory and connection, and the time limits of the job. If "
-                "workers die whenever its tasks run, pause it, and serve it with --executor process.",
-                job=ends.job,
-                count=ends.lost,
-                since=ends.lost_since or since,
-            )
-        )
-    return [finding for finding in findings if finding is not None]
-
-
-def _failing(ends: RecentEnds, number: int, since: datetime) -> Finding | None:
-    if ends.failed < _MANY_FAILURES or ends.failed < _FAILING_SHARE * number:
-        return None
-    return Finding(
-        code="failing-job",
-        severity=Severity.WARNING if ends.completed else Severity.CRITICAL,
-        detail=f"{_failed(ends, number, since)}.",
-        remedy="Read the error of one of them; pause the job until it is repaired, then retry them.",
-        job=ends.job,
-        count=ends.failed,
-        since=ends.failed_since or since,
-    )
-
-
-def _failed(ends: RecentEnds, number: int, since: datetime) -> str:
-    return f"{ends.failed:,} of the {number:,} tasks of {ends.job} that ended since {since:%H:%M} UTC failed"
-
-
-def _above_usual(
-    ends: RecentEnds, number: int, since: datetime, usual: tuple[int, int] | None
-) -> Finding | None:
-    if ends.failed < _MANY_FAILURES or ends.failed < _HIGH_SHARE * number:
-        return None
-    completed, failed = usual or (0, 0)
-    share, text = ends.failed / number, "the job has run too rarely before to compare"
-    if completed + failed >= _USUAL_ENDS:
-        usual_share = failed / (completed + failed)
-        if share < _ABOVE_USUAL * usual_share:
-            return None
-        text = f"on the day before it was {usual_share:.1%}"
-    return Finding(
-        code="failure-rate",
-        severity=Severity.WARNING,
-        detail=f"{_failed(ends, number, since)}: {share:.0%}; {text}.",
-        remedy="Read the error of one of them; retry them once its cause is gone.",
-        job=ends.job,
-        count=ends.failed,
-        since=ends.failed_since or since,
-    )
-
-
-def silent_workers(group: WorkerGroup) -> list[Finding]:
-    """Return that workers are silent."""
-    if not group.workers:
-        return []
-    return [
-        Finding(
-            code="silent-workers",
-            severity=Severity.WARNING,
-            detail=f"{_workers(group.workers)} sent no heartbeat for two intervals. They hold "
-            f"{_tasks(group.held)}.",
-            remedy="Check that these processes run and reach the server. The sweeper removes a worker after "
-            "worker_timeout_seconds.",
-            count=group.workers,
-        )
-    ]
-
-
-def sweepers(servers: Sequence[ServerEntry], held_back: bool) -> list[Finding]:
-    """Return what keeps the sweepers from recovering tasks."""
-    findings = []
-    silent = [server for server in servers if server.is_silent]
-    if silent:
-        names = ", ".join(f"{server.host} (pid {server.pid})" for server in silent[:5])
-        findings.append(
-            Finding(
-                code="sweeper-silent",
-                severity=Severity.CRITICAL if len(silent) == len(servers) else Severity.WARNING,
-                detail=f"The sweepers of {len(silent)} of {len(servers)} servers do not report: {names}.",
-                remedy="Check these processes and their logs. A killed server is listed for an hour.",
-                count=len(silent),
-                since=max(server.seen_at for server in silent),
-            )
-        )
-    modes = {server.sweeper_mode for server in servers if not server.is_silent}
-    if modes & {SweeperMode.OBSERVE, SweeperMode.OFF}:
-        mode = min(str(mode) for mode in modes & {SweeperMode.OBSERVE, SweeperMode.OFF})
-        findings.append(
-            _held_back(
-                f"The sweeper's last cycle had the mode {mode}: it recovered no task of a lost worker."
-            )
-        )
-    elif held_back:
-        findings.append(
-            _held_back("Most workers are silent at once, so the sweeper has held back for one cycle.")
-        )
-    return findings
-
-
-def different_versions(servers: Sequence[ServerEntry], now: datetime) -> list[Finding]:
-    """Return that servers of different versions run, an hour after the last of them has started."""
-    running = [server for server in servers if not server.is_silent]
-    versions = Counter(server.version for server in running)
-    if len(versions) < 2:
-        return []
-    since = max(server.started_at for server in running)
-    numbers = ", ".join(f"{number} of {version}" for version, number in sorted(versions.items())[:5])
-    few = min(versions, key=lambda version: (versions[version], version))
-    names = ", ".join(f"{server.host} (pid {server.pid})" for server in running if server.version == few)
-    return [
-        Finding(
-            code="different-versions",
-            severity=Severity.WARNING if now - since >= _UPGRADE else Severity.INFO,
-            detail=f"Servers of different versions share the queue: {numbers}.",
-            remedy=f"Replace the servers of the other version. Those of {few}: {names[:200]}.",
-            since=since,
-        )
-    ]
-
-
-def _held_back(detail: str) -> Finding:
-    return Finding(
-        code="sweeper-held-back",
-        severity=Severity.WARNING,
-        detail=detail,
-        remedy="Look at the preview of the sweeper, then set its mode to enforce.",
-    )
-
-
-def _workers(number: int) -> str:
-    return "1 worker has" if number == 1 else f"{number:,} workers have"
-
-
-def _tasks(number: int) -> str:
-    return "1 task" if number == 1 else f"{number:,} tasks"
-
-
-def _duration(waited: timedelta) -> str:
-    minutes = int(waited.total_seconds() // 60)
-    if minutes < 120:
-        return "1 minute" if minutes == 1 else f"{minutes} minutes"
-    return f"{minutes // 60} hours" if minutes < 48 * 60 else f"{minutes // 1440} days"
-
-
-def _seconds(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 120 else _duration(timedelta(seconds=seconds))
-
-
-# The state of the whole queue, or of a room, with what is wrong first. Reading it scans no tasks.
 
 SILENT_HEARTBEATS = 2
 _RECENT = timedelta(minutes=15)
 _LISTED_JOBS = 50
 _ROOM_JOBS = 200
+# A webhook that failed this many times in a row is a finding: after about seven minutes.
+_MANY_DELIVERY_FAILURES = 5
+# For how long after its end a group is listed whose task could not be submitted.
+_LISTED_GROUPS = timedelta(days=1)
+_LISTED_PAUSES = 100
+_USUAL = timedelta(days=1)
 
 
 async def read_overview(tx: Transaction, heartbeat_seconds: float, limits: Limits) -> Overview:
@@ -429,23 +66,24 @@ async def read_overview(tx: Transaction, heartbeat_seconds: float, limits: Limit
     totals, waiting = await sql_figures.job_totals(tx), await sql_counts.of_queues(tx)
     silent_since = now - timedelta(seconds=SILENT_HEARTBEATS * heartbeat_seconds)
     groups = await sql_figures.by_state(tx, silent_since)
-    listed = await entries(tx)
-    last, pauses = await history(tx, 1), await sql_pauses.first(tx, _LISTED_PAUSES)
+    listed = await rules_servers.entries(tx)
+    last, pauses = await rules_servers.history(tx, 1), await sql_pauses.first(tx, _LISTED_PAUSES)
+    unfinished = await sql_groups.with_error(tx, now - _LISTED_GROUPS, _LISTED_JOBS)
     findings = [
-        *paused_rooms(pauses, await _pending_of(tx, pauses, counts), now),
+        *rules_findings.paused_rooms(pauses, await _pending_of(tx, pauses, counts), now),
         *await _of_jobs(tx, waiting, now),
-        *map(failing_schedule, await sql_schedules.failing(tx, _LISTED_JOBS)),
-        *map(unfinished_group, await sql_groups.with_error(tx, now - _LISTED_GROUPS, _LISTED_JOBS)),
-        *map(failing_webhook, await _faulty_webhooks(tx)),
-        *silent_workers(groups[WorkerState.SILENT]),
-        *sweepers(listed, held_back=bool(last) and last[0].held_back),
-        *different_versions(listed, now),
+        *map(rules_findings.failing_schedule, await sql_schedules.failing(tx, _LISTED_JOBS)),
+        *map(rules_findings.unfinished_group, unfinished),
+        *map(rules_findings.failing_webhook, await _faulty_webhooks(tx)),
+        *rules_findings.silent_workers(groups[WorkerState.SILENT]),
+        *rules_findings.sweepers(listed, held_back=bool(last) and last[0].held_back),
+        *rules_findings.different_versions(listed, now),
         *rules_capacity.findings(await rules_capacity.read(tx, counts.pending), limits),
     ]
     since = now - timedelta(seconds=HOUR)
     return Overview(
         at=now,
-        findings=ordered(findings),
+        findings=rules_findings.ordered(findings),
         counts=counts,
         queued=totals.queued,
         scheduled=totals.scheduled,
@@ -479,15 +117,15 @@ async def _of_jobs(tx: Transaction, waiting: list[WaitingTask], now: datetime) -
     unserved = await sql_figures.unserved_jobs(tx, _LISTED_JOBS)
     paused = await sql_figures.paused_jobs(tx, _LISTED_JOBS)
     without_time = await rules_allocations.without_time(tx, _LISTED_JOBS)
-    findings = [unserved_job(job) for job in unserved]
-    findings += map(job_without_time, without_time)
-    findings += [paused_job(job) for job in paused]
+    findings = [rules_findings.unserved_job(job) for job in unserved]
+    findings += map(rules_findings.job_without_time, without_time)
+    findings += [rules_findings.paused_job(job) for job in paused]
     since = (now - _RECENT).replace(second=0, microsecond=0)
     recent = await sql_statistics.ends(tx, since)
-    failing = [ends.job_id for ends in recent if ends.failed >= _MANY_FAILURES]
+    failing = [ends.job_id for ends in recent if ends.failed >= rules_findings.MANY_FAILURES]
     usual = await sql_statistics.ends_before(tx, failing, since - _USUAL, since.replace(minute=0))
     for ends in recent:
-        findings += failing_tasks(ends, since, usual.get(ends.job_id))
+        findings += rules_findings.failing_tasks(ends, since, usual.get(ends.job_id))
     # The longest wait of each job, unless it is known why it waits.
     explained = {job.id for job in (*unserved, *paused)} | {row.job.id for row in without_time}
     longest: dict[str, WaitingTask] = {}
@@ -495,7 +133,7 @@ async def _of_jobs(tx: Transaction, waiting: list[WaitingTask], now: datetime) -
         if task.job_id not in explained:
             longest.setdefault(task.job, task)
     for task in longest.values():
-        if (late := waiting_task(task, now)) is not None:
+        if (late := rules_findings.waiting_task(task, now)) is not None:
             findings.append(late)
     return findings
 
@@ -518,9 +156,9 @@ async def read_room(tx: Transaction, room_id: str) -> RoomOverview:
     return RoomOverview(
         at=now,
         room=room_id,
-        findings=ordered(
+        findings=rules_findings.ordered(
             [
-                *paused_rooms(pauses, {ALL_ROOMS: total.pending, room_id: total.pending}, now),
+                *rules_findings.paused_rooms(pauses, {ALL_ROOMS: total.pending, room_id: total.pending}, now),
                 *_of_room(entries),
             ]
         ),
@@ -538,112 +176,10 @@ def _of_room(entries: list[JobEntry]) -> list[Finding]:
             entry.id, entry.full_name, entry.queued, entry.unserved_since, entry.paused_until, is_of_room=True
         )
         if entry.queued and not entry.workers and entry.room_id != INTERNAL:
-            findings.append(unserved_job(job))
+            findings.append(rules_findings.unserved_job(job))
         if entry.queued and entry.paused:
-            findings.append(paused_job(job))
+            findings.append(rules_findings.paused_job(job))
     return findings
-
-
-# Server processes as they report themselves with each cycle of their sweepers.
-
-# A server is silent when its sweeper has not reported for this many intervals.
-_SILENT_SWEEPS = 3
-_KEEP_SERVERS = timedelta(hours=1)
-_KEEP_CYCLES = timedelta(days=7)
-_MAX_CYCLES = 10_000
-_LISTED_CYCLES = 100
-
-
-class Process(NamedTuple):
-    """A server process."""
-
-    id: UUID
-    host: str
-    pid: int
-    version: str
-
-
-class SweepReport(NamedTuple):
-    """What a server reports of itself after a cycle of its sweeper. Times are ago, in seconds."""
-
-    started_ago: float
-    last_good_ago: float
-    grace_remaining_seconds: float
-    sweep_interval_seconds: float
-
-
-async def report(
-    tx: Transaction, process: Process, state: SweepReport, cycle: SweeperCycle, *, prune: bool
-) -> None:
-    """Store the state of a server and the summary of a cycle; with `prune`, delete old ones."""
-    now = await tx.now()
-    row: dict[str, Any] = process._asdict() | {
-        "started_at": now - timedelta(seconds=state.started_ago),
-        "seen_at": now,
-        "sweeper_mode": cycle.mode,
-        "sweep_interval_seconds": state.sweep_interval_seconds,
-        "grace_remaining_seconds": state.grace_remaining_seconds,
-        "last_good_at": now - timedelta(seconds=state.last_good_ago),
-    }
-    await sql_operators.put_server(tx, row)
-    await sql_operators.add_cycle(tx, cycle.model_dump() | {"at": now, "server_id": process.id})
-    if prune:
-        since = now - _KEEP_SERVERS
-        await sql_operators.prune_servers(
-            tx, seen_since=since, cycles_since=now - _KEEP_CYCLES, limit=_MAX_CYCLES
-        )
-
-
-async def leave(tx: Transaction, process: Process) -> None:
-    """Delete a server that stops."""
-    await sql_operators.remove_server(tx, process.id)
-
-
-async def entries(tx: Transaction) -> list[ServerEntry]:
-    """Return the servers that have reported in the last hour, the oldest first."""
-    now = await tx.now()
-    servers = []
-    for row in await sql_operators.seen_since(tx, now - _KEEP_SERVERS):
-        patience = timedelta(seconds=_SILENT_SWEEPS * row.sweep_interval_seconds + 1)
-        mode = None if row.sweeper_mode is None else SweeperMode(row.sweeper_mode)
-        entry = row._asdict() | {"is_silent": row.seen_at < now - patience, "sweeper_mode": mode}
-        servers.append(ServerEntry.model_validate(entry))
-    return servers
-
-
-async def history(tx: Transaction, limit: int = _LISTED_CYCLES) -> list[ServerCycle]:
-    """Return the last cycles of the sweepers of all servers, newest first."""
-    return [ServerCycle.model_validate(row._asdict()) for row in await sql_operators.last_cycles(tx, limit)]
-
-
-# The release of the server: of the package, of Python, of the database and of its schema.
-
-_NAME = "zndraw-joblib"
-
-
-async def get(tx: Transaction, build: str | None, *, socketio: bool, page: str | None) -> Version:
-    """Return the versions of this process and of its database; `build` is what the operator calls it."""
-    of_database = await schema.get(tx)
-    return Version(
-        version=distribution(_NAME).version,
-        build=build or installed_commit(),
-        python=platform.python_version(),
-        database=of_database.database,
-        schema_version=of_database.schema,
-        socketio=socketio,
-        page=page,
-    )
-
-
-@cache
-def installed_commit() -> str | None:
-    """Return the commit from which pip has installed the package, None if it was no repository."""
-    try:
-        origin = json.loads(distribution(_NAME).read_text("direct_url.json") or "{}")
-    except (PackageNotFoundError, ValueError):
-        return None
-    commit = origin.get("vcs_info", {}).get("commit_id")
-    return str(commit) if commit else None
 
 
 # The figures of the whole queue by job, in a bounded number of jobs: the same from every server.
@@ -743,7 +279,7 @@ async def read_metrics(tx: Transaction, heartbeat_seconds: float, limits: Limits
     """Return the figures of the queue. Call it in a snapshot."""
     now = await tx.now()
     groups = await sql_figures.by_state(tx, now - timedelta(seconds=SILENT_HEARTBEATS * heartbeat_seconds))
-    active, listed = groups[WorkerState.ACTIVE], await entries(tx)
+    active, listed = groups[WorkerState.ACTIVE], await rules_servers.entries(tx)
     silent = sum(server.is_silent for server in listed)
     successes = [server.last_good_at for server in listed if server.last_good_at is not None]
     first = await sql_figures.first_jobs(tx, MAX_JOBS)

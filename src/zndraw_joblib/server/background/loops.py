@@ -13,7 +13,7 @@ from typing import Any
 from uuid import uuid4
 
 from zndraw_joblib.jobs.logs import ExponentialBackoff, create_shared_task, log_failed_work
-from zndraw_joblib.server.admin import rules_overview, rules_statistics
+from zndraw_joblib.server.admin import rules_overview, rules_servers, rules_statistics
 from zndraw_joblib.server.admin.rules_capacity import limits_of
 from zndraw_joblib.server.db import schema
 from zndraw_joblib.server.db.database import Transaction
@@ -304,7 +304,7 @@ class ServerReports:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._started = time.monotonic()
-        self.process = rules_overview.Process(
+        self.process = rules_servers.Process(
             uuid4(), socket.gethostname()[:255], os.getpid(), version("zndraw-joblib")[:64]
         )
         self._is_known = False
@@ -312,7 +312,7 @@ class ServerReports:
 
     async def report(self, cycle: SweeperCycle, last_good_ago: float, grace_seconds: float) -> None:
         """Store a cycle, and that this server works."""
-        state = rules_overview.SweepReport(
+        state = rules_servers.SweepReport(
             started_ago=time.monotonic() - self._started,
             last_good_ago=last_good_ago,
             grace_remaining_seconds=grace_seconds,
@@ -323,7 +323,7 @@ class ServerReports:
         is_pruning = self._reports % _REPORTS_PER_PRUNE == _FIRST_PRUNE
         try:
             async with asyncio.timeout(_REPORT_SECONDS):
-                await self._runtime.write(rules_overview.report, self.process, state, cycle, prune=is_pruning)
+                await self._runtime.write(rules_servers.report, self.process, state, cycle, prune=is_pruning)
         except Exception as error:
             log_failed_work(logger, error, "This server did not report its cycle; the next cycle does so")
 
@@ -334,6 +334,6 @@ class ServerReports:
         self._is_known = False
         try:
             async with asyncio.timeout(_LEAVE_SECONDS):
-                await self._runtime.write(rules_overview.leave, self.process)
+                await self._runtime.write(rules_servers.leave, self.process)
         except Exception as error:
             logger.info("This server stays listed for an hour, because it could not sign off: %r", error)

@@ -19,6 +19,7 @@ from zndraw_joblib.server.admin import (
     rules_lists,
     rules_overview,
     rules_searches,
+    rules_servers,
     rules_statistics,
 )
 from zndraw_joblib.server.admin.rules_lists import CursorList
@@ -292,8 +293,8 @@ async def _state(queue: QueueState) -> SweeperDetail:
         interval_seconds=settings.sweeper_interval_seconds,
         grace_remaining_seconds=sweeper.grace_remaining,
         cycles=[cycle.summary for cycle in reversed(sweeper.last_cycles)],
-        servers=await read(rules_overview.entries),
-        history=await read(rules_overview.history),
+        servers=await read(rules_servers.entries),
+        history=await read(rules_servers.history),
     )
 
 
@@ -411,7 +412,7 @@ async def _passes(request: Request, queue: QueueState, guard: Guard, room_id: st
 @serves(ops.GET_VERSION)
 async def get_version(runtime: Runtime, queue: QueueState, caller: Identity) -> Response:
     """Return the release of the server that responds, and of its database; also whether it has Socket.IO."""
-    read = partial(rules_overview.get, socketio=queue.publisher.is_open, page=queue.page)
+    read = partial(rules_servers.version, socketio=queue.publisher.is_open, page=queue.page)
     return json_response(await runtime.database.read_short(read, runtime.settings.build))
 
 
