@@ -6,7 +6,7 @@ const parseWith = JSON.parse as (text: string, reviver: Reviver) => unknown;
 const rawJson = (JSON as { rawJSON?: (text: string) => unknown }).rawJSON;
 const HAS_SOURCE = parseWith("1", (_key, _value, context) => context?.source) === "1";
 
-// Only a text with so many digits in a row can have an integer above 2^53.
+// Only a text with at least 16 digits in a row can have an integer above 2^53.
 const LONG_INTEGER = /\d{16}/;
 const NUMBER = /-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?/y;
 const INTEGER = /^-?\d+$/;

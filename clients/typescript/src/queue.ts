@@ -56,7 +56,7 @@ export interface KeyOptions extends CallOptions {
 }
 
 export interface WaitOptions extends CallOptions {
-  /** Reject with `WaitTimeout` after so many seconds. By default it waits for as long as it takes. */
+  /** Reject with `WaitTimeout` after this number of seconds. By default it waits for as long as it takes. */
   timeoutSeconds?: number;
 }
 

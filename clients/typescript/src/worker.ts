@@ -49,7 +49,7 @@ export interface RunOptions {
   signal?: AbortSignal;
   /** In Node: SIGTERM and SIGINT drain the worker, a second one ends the process. */
   exitSignals?: boolean;
-  /** After so many seconds of draining, the tasks that still run return to their queues. By default they end. */
+  /** After this number of seconds of draining, the tasks that still run return to their queues. By default they end. */
   drainSeconds?: number;
 }
 
