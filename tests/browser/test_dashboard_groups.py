@@ -76,6 +76,7 @@ async def test_a_group_is_followed_and_repaired(browser: Browser, database_url: 
             await _follow(dashboard, groups, group)
             await _task(dashboard, failed, group)
             await _act(dashboard, groups)
+            await _made_by_a_task(dashboard, groups)
             await _read_only(browser, database_url, server.url, group)
 
 
@@ -145,6 +146,18 @@ async def _act(dashboard: Dashboard, groups: Groups) -> None:
     await dashboard.show("groups/01a21ee2-5777-74cb-b3e8-12732f527a0b")
     await expect(page.get_by_text("There is no such group.")).to_be_visible()
     assert dashboard.seen == []
+
+
+async def _made_by_a_task(dashboard: Dashboard, groups: Groups) -> None:
+    """The group of a task's token leads to this task."""
+    claim = {"worker_id": groups.job["worker_id"], "tokens": True}
+    task = (await groups.client.post(f"{V1}/tasks/claim", json=claim)).json()["task"]
+    token = {"Authorization": f"Bearer {task['token']}"}
+    body = {"room": "lab", "name": "made by a task"}
+    group = (await groups.client.post(f"{V1}/groups", json=body, headers=token)).json()
+    await dashboard.show(f"groups/{group['id']}", "made by a task")
+    await dashboard.page.locator(f'a[href="#/tasks/{task["id"]}"]').click()
+    await dashboard.page.wait_for_url(f"**#/tasks/{task['id']}")
 
 
 async def _read_only(browser: Browser, database_url: str, url: str, group: str) -> None:

@@ -227,7 +227,9 @@ async def test_the_groups_of_a_token_have_only_children_of_its_task(claimed: Cla
         entry = {"room_id": "lab", "job_name": job, "payload": {}, **fields}
         response = await client.post(f"{V1}/tasks/submit", json={"tasks": [entry]}, headers=headers)
         assert response.json()["results"][0]["status"] == status, response.text
-    assert (await olga.get(f"{V1}/groups/{group}")).json()["total"] == 4
+    shown, listed = [(await olga.get(f"{V1}/groups{part}")).json() for part in (f"/{group}", "?room=lab")]
+    assert (shown["total"], shown["parent"]) == (4, own)
+    assert [item.get("parent") for item in listed["items"]] == [own, None]
 
 
 @on_both

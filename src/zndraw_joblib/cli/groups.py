@@ -113,6 +113,7 @@ def _print(group: GroupResponse) -> None:
             "id": group.id,
             "name": group.name,
             "room": group.room,
+            "parent": group.parent,
             "state": _state(group),
             "progress": progress,
             "total": group.total,

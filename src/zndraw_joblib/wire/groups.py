@@ -139,6 +139,7 @@ class GroupFailure(ResponseBody):
 class GroupResponse(ResponseBody):
     """A group of tasks of a room.
 
+    - `parent`: only of a group that the token of a task has made: this task, the parent of all its tasks.
     - `sealed`: no more tasks can be added. A sealed group ends when all its tasks have ended, at `ended_at`.
       A task that is retried afterwards changes the counts, but the group stays ended.
     - `counts`, `total`: how many of its tasks have each status, and how many there are.
@@ -154,6 +155,7 @@ class GroupResponse(ResponseBody):
     room: str
     name: str | None = None
     created_by: str
+    parent: UUID | None = Field(default=None, exclude_if=is_none)
     created_at: datetime
     sealed: bool = False
     expires_at: datetime | None = None

@@ -166,6 +166,7 @@ def response(
         room=group.room_id,
         name=group.name,
         created_by=group.created_by,
+        parent=group.task_id,
         created_at=group.created_at,
         sealed=group.sealed,
         expires_at=None if group.ended_at else group.expires_at,

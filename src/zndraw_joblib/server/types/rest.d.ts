@@ -2577,6 +2577,7 @@ export interface components {
          * GroupResponse
          * @description A group of tasks of a room.
          *
+         *     - `parent`: only of a group that the token of a task has made: this task, the parent of all its tasks.
          *     - `sealed`: no more tasks can be added. A sealed group ends when all its tasks have ended, at `ended_at`.
          *       A task that is retried afterwards changes the counts, but the group stays ended.
          *     - `counts`, `total`: how many of its tasks have each status, and how many there are.
@@ -2599,6 +2600,8 @@ export interface components {
             name: string | null;
             /** Created By */
             created_by: string;
+            /** Parent */
+            parent?: string | null;
             /**
              * Created At
              * Format: date-time

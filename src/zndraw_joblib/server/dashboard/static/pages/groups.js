@@ -105,6 +105,7 @@ function Summary({ group }) {
       ["State", html`<${State} group=${group} />`],
       ["Room", html`<${RoomLink} id=${group.room} />`],
       ["Created by", group.created_by],
+      ["Made by task", group.parent && html`<${TaskLink} id=${group.parent} />`],
       ["Created", html`<${Ago} at=${group.created_at} />`],
       ["Ended", group.ended_at && html`<${Ago} at=${group.ended_at} />`],
       ["Waiting tasks fail", !group.ended_at && group.expires_at && html`<${Ago} at=${group.expires_at} />`],
