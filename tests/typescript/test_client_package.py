@@ -111,6 +111,22 @@ def check_client(programs: Path, server: ServerProcess) -> None:
         "history": ["pending", "cancelled"],
         "explained": "cancelled",
         "found": 1,
+        "left": [True, 1],
+        "others": [True, True, True],
+        "opened": [0, True],
+        "token": ["token: the function returned none within 0.05 s", True],
+        "silent": [True, True],
+        "hosted": [True, True, True],
+        "echoes": False,
+        "endless": True,
+        "addresses": [
+            'url: "127.0.0.1:8000" is not an address, such as http://127.0.0.1:8000',
+            'url: "localhost:8000" has to begin with http:// or https://',
+            'url: "http://host" has a name or a password, which fetch refuses: pass a token',
+            'url: "http:// host" is not an address, such as http://127.0.0.1:8000',
+        ],
+        "file": True,
+        "circular": True,
         "me": ["string", "function", "function"],
     }
 

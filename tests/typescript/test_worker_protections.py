@@ -97,8 +97,8 @@ def start(programs: Path, server: ClockServer, token_file: Path, room: str) -> S
     """Return a function that runs a worker during a block."""
 
     @contextmanager
-    def run(url: str = server.url, concurrency: int = 1) -> Iterator[NodeProgram]:
-        arguments = url, str(token_file), room, str(concurrency), server.url
+    def run(url: str = server.url, concurrency: int = 1, drain_seconds: str = "") -> Iterator[NodeProgram]:
+        arguments = url, str(token_file), room, str(concurrency), drain_seconds, server.url
         with node(programs / "protections.js", *arguments) as worker:
             worker.wait_for("serves")
             yield worker
@@ -157,8 +157,32 @@ async def suspend_with_waiting_tasks(
 def ran_by(worker: NodeProgram) -> list[int]:
     """Return the numbers that a worker has run."""
     worker.send("ran")
-    ran: list[int] = json.loads(worker.wait_for("ran ").removeprefix("ran "))
+    return numbers_of(worker.wait_for("ran "))
+
+
+def numbers_of(line: str) -> list[int]:
+    """Return the numbers of a line of the worker."""
+    ran: list[int] = json.loads(line.removeprefix("ran "))
     return ran
+
+
+async def test_a_worker_that_stops_releases_tasks_that_it_may_have_lost(
+    start: Start, server: ClockServer, queue: Queue, room: str
+) -> None:
+    """The server does not say whether it holds them; so they do not run here."""
+    async with server.client() as client:
+        with RecordingProxy(server.url) as proxy, start(proxy.url) as worker:
+            waiting = await suspend_with_waiting_tasks(worker, queue, client, room)
+            too_busy = raw("503 Service Unavailable", b"busy", Retry_After="60")
+            proxy.rule = lambda method, path: too_busy if method == "PATCH" else None
+            worker.process.send_signal(signal.SIGCONT)
+            await asyncio.to_thread(worker.wait_for, "Heartbeat: ")
+            worker.process.send_signal(signal.SIGTERM)
+            ran = numbers_of(await asyncio.to_thread(worker.wait_for, "ran "))
+            assert not waiting & set(ran)
+            params = {"status": "pending", "limit": 200}
+            pending = (await client.get(f"{V1}/rooms/{room}/tasks", params=params)).json()["items"]
+            assert waiting <= values_of(pending)
 
 
 def values_of(tasks: list[dict[str, Any]]) -> set[int]:
@@ -191,7 +215,44 @@ async def test_tasks_that_wait_behind_a_long_one_are_released(
             await asyncio.to_thread(worker.wait_for, "holds")
             await asyncio.to_thread(worker.wait_for, "Released")
             assert await take_all(client, room) == set(range(150, 200))
+            # The second signal ends the process, though the task runs.
+            for line in ("claims no more", ""):
+                worker.process.send_signal(signal.SIGINT)
+                if line:
+                    await asyncio.to_thread(worker.wait_for, line)
+            assert await asyncio.to_thread(worker.end) == 128 + signal.SIGINT
+
+
+def test_a_task_that_runs_for_too_long_returns_to_its_queue_when_the_worker_stops(
+    start: Start, queue: Queue
+) -> None:
+    """Its signal is aborted, and the worker leaves."""
+    with start(drain_seconds="0.1") as worker:
+        task = queue.submit("hold")
+        worker.wait_for("holds")
+        worker.process.send_signal(signal.SIGTERM)
+        worker.wait_for("stopped: released")
+        worker.wait_for("left")
+        assert (worker.end(), task.refresh().status, task.refresh().attempt) == (0, "pending", 1)
+        task.cancel()
+
+
+async def test_a_worker_that_stops_does_not_register_again(
+    start: Start, server: ClockServer, queue: Queue
+) -> None:
+    """The server has forgotten it: its task is lost, and it leaves."""
+    async with server.client() as client:
+        with RecordingProxy(server.url) as proxy, start(proxy.url) as worker:
+            task = await asyncio.to_thread(queue.submit, "hold")
+            await asyncio.to_thread(worker.wait_for, "holds")
+            worker.process.send_signal(signal.SIGTERM)
+            await asyncio.to_thread(worker.wait_for, "claims no more")
+            former = (await asyncio.to_thread(task.refresh)).worker_id
+            assert (await client.delete(f"{V1}/workers/{former}")).is_success
+            await asyncio.to_thread(worker.wait_for, "stopped: lost")
             worker.send("ends")
+            await asyncio.to_thread(worker.wait_for, "left")
+            assert [path for _, path, _ in proxy.requests].count(f"{V1}/workers") == 1
 
 
 def test_the_log_of_a_task_is_bounded_while_the_server_is_away(
@@ -215,6 +276,16 @@ def test_the_log_of_a_task_is_bounded_while_the_server_is_away(
     assert list(task.logs())[-1].text == "nul \\x00 last"
 
 
+def test_the_logs_of_many_tasks_fit_into_requests(start: Start, server: ClockServer, queue: Queue) -> None:
+    """One has about a megabyte, and each task has its turn."""
+    with RecordingProxy(server.url) as proxy, start(proxy.url, 24) as worker:
+        tasks = queue.submit_many([NewTask("chatty")] * 24)
+        wait_until(lambda: len(logs_of(proxy)) == 24 * 7)
+        assert 500_000 < max(len(body) for *_, body in proxy.requests) < 1_100_000
+        worker.send("ends")
+        assert queue.gather(*tasks) == ["ends"] * 24
+
+
 def logs_of(proxy: RecordingProxy) -> list[dict[str, Any]]:
     """Return the lines of logs that were sent, with their numbers."""
     bodies = [json.loads(body) for *_, body in proxy.requests if b'"log"' in body]
@@ -226,7 +297,7 @@ def test_a_worker_whose_reports_do_not_arrive_claims_no_more(
     start: Start, server: ClockServer, queue: Queue, room: str
 ) -> None:
     """About a thousand outcomes wait at most; all arrive later."""
-    count = MAX_WAITING + 500
+    count = MAX_WAITING + 250
     with RecordingProxy(server.url, held=b"{") as proxy, start(proxy.url) as worker:
         tasks = queue.submit_many(numbers(range(count)))
         wait_until(lambda: len(ran_by(worker)) >= MAX_WAITING)

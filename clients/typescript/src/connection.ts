@@ -2,7 +2,7 @@
 import { JoblibError, ProblemError, ServerUnreachable, UnexpectedResponse } from "./errors.js";
 import { parseJson, randomId } from "./json.js";
 import { BY_STATUS, PROBLEMS } from "./problems.js";
-import { describe, isRepeatable, isUnreachable, repeated } from "./retry.js";
+import { after, describe, isRepeatable, isUnreachable, repeated } from "./retry.js";
 import type { paths, Problem } from "./rest.js";
 import { toJson } from "./values.js";
 
@@ -95,10 +95,10 @@ export class Connection {
   #reached = { server: false };
 
   constructor(options: ConnectionOptions = {}) {
-    const page = (globalThis as { location?: { origin: string } }).location?.origin;
+    const page = pageOrigin();
     const url = options.url ?? page;
     if (url === undefined) throw new JoblibError("url: name the address of the server, such as http://127.0.0.1:8000");
-    this.url = url.replace(/\/+$/, "");
+    this.url = checkedUrl(url);
     this.retrySeconds = options.retrySeconds ?? 30;
     this.#options = options;
     this.#fetch = options.fetch ?? ((input, init) => fetch(input, init));
@@ -175,27 +175,32 @@ export class Connection {
   async #timed<Result>(request: Request, read: (response: Response) => Promise<Result>, isOpen = false): Promise<Result> {
     const { signal } = request;
     signal?.throwIfAborted();
-    const token = await this.#token(request);
-    signal?.throwIfAborted();
     const controller = new AbortController();
-    // What cannot be sent at all is no fault of the connection, so these two are outside the block below.
-    const url = this.#urlOf(request);
-    const init = this.#init(request, token, controller.signal);
+    const ending = isOpen ? eitherOf(signal, controller.signal) : undefined;
     const onAbort = () => controller.abort(signal!.reason);
-    signal?.addEventListener("abort", onAbort, { once: true });
+    if (ending === undefined) signal?.addEventListener("abort", onAbort, { once: true });
     const seconds = this.#timeoutOf(request);
-    const timer = setTimeout(() => controller.abort(new TimedOut(seconds)), 1000 * seconds);
+    const timer = after(seconds, () => controller.abort(new TimedOut(seconds)));
+    try {
+      const token = await this.#token(request, ending ?? controller.signal);
+      // What cannot be sent at all is no fault of the connection, so these two are not in `#send`.
+      const url = this.#urlOf(request);
+      return await this.#send(request, url, this.#init(request, token, ending ?? controller.signal), read);
+    } finally {
+      clearTimeout(timer);
+      if (!isOpen) signal?.removeEventListener("abort", onAbort);
+    }
+  }
+
+  async #send<Result>(request: Request, url: string, init: RequestInit & { signal: AbortSignal }, read: (response: Response) => Promise<Result>): Promise<Result> {
     try {
       const response = await this.#fetch(url, init);
       this.#reached.server = true;
       if (!response.ok) throw await this.#errorOf(request, response);
       return await read(response);
     } catch (error) {
-      signal?.throwIfAborted();
-      throw this.#connectionError(request, error, controller.signal);
-    } finally {
-      clearTimeout(timer);
-      if (!isOpen) signal?.removeEventListener("abort", onAbort);
+      request.signal?.throwIfAborted();
+      throw this.#connectionError(request, error, init.signal);
     }
   }
 
@@ -215,19 +220,20 @@ export class Connection {
     return `${this.url}${PREFIX}${request.path}${query && `?${query}`}`;
   }
 
-  /** Return the present token. A function that cannot fetch one fails as the connection does. */
-  async #token(request: Request): Promise<string | undefined> {
+  /** Return the present token. A function that cannot fetch one, or takes too long, fails as the connection does. */
+  async #token(request: Request, signal: AbortSignal): Promise<string | undefined> {
     const { token } = this.#options;
     if (typeof token !== "function") return token;
     try {
-      return await token();
+      return await unlessAborted(Promise.resolve(token()), signal);
     } catch (error) {
       request.signal?.throwIfAborted();
-      throw this.#connectionError(request, error, request.signal);
+      if (error instanceof TimedOut) throw new ServerUnreachable(`token: the function returned none within ${error.seconds} s`, false, { cause: error });
+      throw this.#connectionError(request, error, signal);
     }
   }
 
-  #init(request: Request, token: string | undefined, signal: AbortSignal): RequestInit {
+  #init(request: Request, token: string | undefined, signal: AbortSignal): RequestInit & { signal: AbortSignal } {
     const headers: Record<string, string> = { ...this.#options.headers, ...request.headers };
     if (token !== undefined) headers["Authorization"] = `Bearer ${token}`;
     if (request.wait) headers["Prefer"] = `wait=${request.wait}`;
@@ -254,7 +260,8 @@ export class Connection {
   }
 
   #unexpected(request: Request, response: Response, text: string): UnexpectedResponse {
-    const excerpt = text.split(/\s+/).join(" ").slice(0, SHOWN_CHARACTERS);
+    // Some programs answer with the headers of the request.
+    const excerpt = text.split(/\s+/).join(" ").replace(/Bearer [^\s"'<]+/gi, "Bearer ***").slice(0, SHOWN_CHARACTERS);
     const isRefusal = REFUSALS.has(response.status) && isObject(jsonOf(text)) && text.includes('"detail"');
     const who = isRefusal
       ? "The application that hosts the server refused the request: check the token or the permissions"
@@ -276,8 +283,8 @@ export class Connection {
 
   /** In a page of another origin, say what else it may be: a browser does not tell pages about CORS. */
   #originHint(): string {
-    const page = (globalThis as { location?: { origin: string } }).location?.origin;
-    if (page === undefined || new URL(this.url, page).origin === page) return "";
+    const page = pageOrigin();
+    if (page === undefined || new URL(this.url, baseOf(page)).origin === page) return "";
     return `. If the server runs, it may not allow pages of ${page}: its setting cors_origins names the origins`;
   }
 }
@@ -286,9 +293,46 @@ type CallArguments<M extends Method, P extends keyof paths> =
   Partial<OperationOptions<M, P>> extends OperationOptions<M, P> ? [options?: OperationOptions<M, P>] : [options: OperationOptions<M, P>];
 
 class TimedOut extends Error {
-  constructor(seconds: number) {
+  constructor(readonly seconds: number) {
     super(`no response within ${seconds} s`);
   }
+}
+
+function pageOrigin(): string | undefined {
+  return (globalThis as { location?: { origin: string } }).location?.origin;
+}
+
+/** Return the address that relative ones begin with; the origin of a page that is a file is the text `null`. */
+function baseOf(page: string | undefined): string | undefined {
+  return page !== undefined && /^https?:/.test(page) ? page : undefined;
+}
+
+/** Return an address without a slash at its end. Throws an error for one that no request can be sent to. */
+function checkedUrl(url: string): string {
+  const shown = JSON.stringify(url.replace(/\/\/[^@/]*@/, "//"));
+  let parsed: URL;
+  try {
+    // In a page, an address may be that of a folder on its server.
+    parsed = new URL(url, baseOf(pageOrigin()));
+  } catch {
+    throw new JoblibError(`url: ${shown} is not an address, such as http://127.0.0.1:8000`);
+  }
+  if (!/^https?:$/.test(parsed.protocol)) throw new JoblibError(`url: ${shown} has to begin with http:// or https://`);
+  if (parsed.username !== "" || parsed.password !== "") throw new JoblibError(`url: ${shown} has a name or a password, which fetch refuses: pass a token`);
+  return url.replace(/\/+$/, "");
+}
+
+/** Return a signal that is aborted with either, which leaves no listener on the first; undefined on older platforms. */
+function eitherOf(signal: AbortSignal | undefined, own: AbortSignal): AbortSignal | undefined {
+  return signal !== undefined && typeof AbortSignal.any === "function" ? AbortSignal.any([signal, own]) : undefined;
+}
+
+/** Return what a promise resolves to. Rejects with the reason of a signal once that is aborted. */
+function unlessAborted<Value>(promise: Promise<Value>, signal: AbortSignal): Promise<Value> {
+  return new Promise((resolve, reject) => {
+    signal.addEventListener("abort", () => reject(signal.reason as Error), { once: true });
+    promise.then(resolve, reject);
+  });
 }
 
 /** Return the error for the problem of a response, or of an item of a batch. */

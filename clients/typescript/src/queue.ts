@@ -82,6 +82,8 @@ const CHUNK_CHARACTERS = 1_000_000;
 const NAME_SECONDS = 60;
 const MAX_PAGE = 500;
 const PARALLEL_WAITS = 4;
+const LAST_RESPONSE_SECONDS = 1;
+const POLL_MARGIN_SECONDS = 10;
 const ENDED = new Set(["completed", "failed", "cancelled"]);
 const RESERVED = new Set(["@global", "@internal"]);
 
@@ -204,14 +206,24 @@ export class Queue {
     const ids = [...taskIds];
     const tasks: TaskResponse[] = [];
     let next = 0;
+    const { signal } = options;
     const deadline = now() + (options.timeoutSeconds ?? Infinity);
+    const waits = new AbortController();
     const waitOne = async (): Promise<void> => {
       for (let index = next++; index < ids.length; index = next++) {
         const left = Number.isFinite(deadline) ? { timeoutSeconds: Math.max(0, deadline - now()) } : {};
-        tasks[index] = await this.wait(ids[index]!, { ...options, ...left });
+        tasks[index] = await this.wait(ids[index]!, { ...left, signal: waits.signal });
       }
     };
-    await Promise.all(Array.from({ length: PARALLEL_WAITS }, waitOne));
+    const onAbort = () => waits.abort(signal!.reason);
+    signal?.throwIfAborted();
+    signal?.addEventListener("abort", onAbort, { once: true });
+    try {
+      await Promise.all(Array.from({ length: PARALLEL_WAITS }, waitOne));
+    } finally {
+      signal?.removeEventListener("abort", onAbort);
+      waits.abort(); // one that failed ends the others
+    }
     return tasks;
   }
 
@@ -364,9 +376,12 @@ export class Queue {
     for (;;) {
       const began = now();
       const wait = Math.round(Math.max(0, Math.min(deadline - began, WAIT_SECONDS)));
+      // A server that does not respond must not make it much longer.
+      const isLast = deadline - began < WAIT_SECONDS + POLL_MARGIN_SECONDS;
+      const limit = isLast ? { timeoutSeconds: Math.max(0, deadline - began) + LAST_RESPONSE_SECONDS } : {};
       let pause: number;
       try {
-        const { data, headers }: Answer<State> = await this.connection.once({ method: "GET", path, wait, signal });
+        const { data, headers }: Answer<State> = await this.connection.once({ method: "GET", path, wait, signal, ...limit });
         if (isOver(data)) return data;
         backoff.reset();
         const applied = appliedWait(headers);

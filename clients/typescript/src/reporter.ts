@@ -21,6 +21,8 @@ const MAX_WAITING_CHARACTERS = 32 * 1024 * 1024;
 export const REPORT_SECONDS = 900;
 const LIVE_SECONDS = 0.5;
 const MAX_LIVE_REPORTS = 500;
+// Proxies often refuse bodies of more than a megabyte.
+const MAX_LIVE_CHARACTERS = 1024 * 1024;
 
 /** What is to be reported of a task. */
 export class Entry {
@@ -43,6 +45,12 @@ export class Entry {
   get size(): number {
     return 200 + (this.outcome?.json.length ?? 0);
   }
+}
+
+interface Live {
+  task: RunningTask;
+  report: LiveReport;
+  json: string;
 }
 
 interface Sent {
@@ -292,24 +300,30 @@ export class Reporter {
   }
 
   async #sendLive(): Promise<void> {
-    const sent: { task: RunningTask; report: LiveReport }[] = [];
+    const sent: Live[] = [];
     const [first] = this.#live;
+    let characters = 0;
     for (const task of this.#live) {
       if (task.workerId !== first!.workerId || sent.length >= MAX_LIVE_REPORTS) break;
       const report = task.channel.take();
-      if (report === undefined) this.#live.delete(task);
-      else sent.push({ task, report });
+      if (report === undefined) {
+        this.#live.delete(task);
+        continue;
+      }
+      const json = `{${fenced(task)},${liveJson(report)}}`;
+      characters += json.length;
+      if (sent.length > 0 && characters > MAX_LIVE_CHARACTERS) break;
+      sent.push({ task, report, json });
     }
     if (sent.length === 0) return;
     await this.#sendParts(sent);
   }
 
   /** Send parts; one by one if the server refuses the content of the request. What can never arrive is forgotten. */
-  async #sendParts(sent: { task: RunningTask; report: LiveReport }[]): Promise<void> {
-    const reports = sent.map(({ task, report }) => `{${fenced(task)},${liveJson(report)}}`);
+  async #sendParts(sent: Live[]): Promise<void> {
     let results: unknown[];
     try {
-      results = await this.#post(sent[0]!.task.workerId, reports);
+      results = await this.#post(sent[0]!.task.workerId, sent.map(({ json }) => json));
     } catch (error) {
       if (!isContentRefused(error)) throw error;
       if (sent.length > 1) {
@@ -322,7 +336,8 @@ export class Reporter {
       const error = results[index];
       if (error === undefined || isContentRefused(error)) task.channel.acknowledge(report);
       else if (isGone(error)) task.channel.close();
-      if (!task.channel.hasContent) this.#live.delete(task);
+      // One with more content waits behind the others.
+      if (this.#live.delete(task) && task.channel.hasContent) this.#live.add(task);
     }
   }
 }

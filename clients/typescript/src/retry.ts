@@ -8,6 +8,8 @@ const BUSY = new Set([429, 502, 503, 504]);
 // 401 is transient: the next request asks for the token again, and may get a fresh one.
 const TRANSIENT = new Set([401, 408, 425, 429]);
 const SERVER_ERROR = 500;
+// Platforms count the milliseconds of a timer in 31 bits, and call a longer one at once.
+const LONGEST_TIMER_MILLISECONDS = 2 ** 31 - 1;
 
 /** Growing pauses, each shortened at random by up to 30 %, so that many clients do not repeat at the same moment. */
 export class Backoff {
@@ -46,9 +48,14 @@ export function isConnectionError(error: unknown): boolean {
   return error instanceof ServerUnreachable || error instanceof UnexpectedResponse;
 }
 
+/** Return whether an application that hosts the server refused the token or the permissions. */
+export function isRefusalOfHost(error: unknown): boolean {
+  return error instanceof UnexpectedResponse && error.isRefusal;
+}
+
 /** Return whether the server did not respond, is too busy, or is still starting. */
 export function isUnreachable(error: unknown): boolean {
-  return isConnectionError(error) || BUSY.has(statusOf(error) ?? 0);
+  return (isConnectionError(error) && !isRefusalOfHost(error)) || BUSY.has(statusOf(error) ?? 0);
 }
 
 /** Return whether the same request may succeed later. */
@@ -59,7 +66,7 @@ export function isTransient(error: unknown): boolean {
 
 /** Return whether a request with an `Idempotency-Key` is sent again with the same key. */
 export function isRepeatable(error: unknown): boolean {
-  if (error instanceof InternalJobNotConfigured || (error instanceof UnexpectedResponse && error.isRefusal)) return false;
+  if (error instanceof InternalJobNotConfigured) return false;
   return isUnreachable(error) || error instanceof RequestInProgress;
 }
 
@@ -116,6 +123,11 @@ export function now(): number {
   return performance.now() / 1000;
 }
 
+/** Call a function after some seconds, at the latest after 24 days. */
+export function after(seconds: number, act: () => void): ReturnType<typeof setTimeout> {
+  return setTimeout(act, Math.min(1000 * seconds, LONGEST_TIMER_MILLISECONDS));
+}
+
 /** Wait. Rejects with the reason of the signal once it is aborted. */
 export function sleep(seconds: number, signal?: AbortSignal): Promise<void> {
   return new Promise((resolve, reject) => {
@@ -124,10 +136,10 @@ export function sleep(seconds: number, signal?: AbortSignal): Promise<void> {
       clearTimeout(timer);
       reject(signal?.reason as Error);
     };
-    const timer = setTimeout(() => {
+    const timer = after(seconds, () => {
       signal?.removeEventListener("abort", onAbort);
       resolve();
-    }, 1000 * seconds);
+    });
     signal?.addEventListener("abort", onAbort, { once: true });
   });
 }

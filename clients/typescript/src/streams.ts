@@ -37,6 +37,8 @@ export async function* follow<Stream extends TaskStream | RoomStream | GroupStre
       const headers = { Accept: "text/event-stream", ...(last !== undefined && { "Last-Event-ID": last }) };
       const response = await connection.open({ method: "GET", path, headers, signal: controller.signal });
       for await (const event of eventsOf(response)) {
+        // Several events may have come together.
+        signal?.throwIfAborted();
         backoff.reset();
         last = event.id ?? last;
         yield event as SentEvent<Stream>;

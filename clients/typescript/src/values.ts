@@ -343,6 +343,11 @@ export function fromBase64(text: string): Uint8Array<ArrayBuffer> {
 }
 
 /** Return a value as JSON: what `encode` and `stringifyJson` make of it. */
-export function toJson(value: unknown, path?: string): string {
-  return stringifyJson(encode(value, path));
+export function toJson(value: unknown, path = "payload"): string {
+  try {
+    return stringifyJson(encode(value, path));
+  } catch (error) {
+    if (!(error instanceof RangeError)) throw error;
+    throw new NotSerializable(`${path}: it contains itself, or is nested too deeply`, { cause: error });
+  }
 }

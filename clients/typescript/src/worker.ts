@@ -8,7 +8,7 @@ import type { Payload } from "./queue.js";
 import { UnusableResult, withResults } from "./references.js";
 import { Reporter, REPORT_SECONDS } from "./reporter.js";
 import type { JobRegisterRequest, TaskClaimResponse, TaskResponse, WorkerInfo, WorkerResponse } from "./rest.js";
-import { Backoff, describe, isGone, isTransient, now, repeated, sleep, statusOf } from "./retry.js";
+import { after, Backoff, describe, isGone, isRefusalOfHost, isTransient, now, repeated, sleep, statusOf } from "./retry.js";
 import { RunningTask } from "./running-task.js";
 import { stringifyJson } from "./json.js";
 import { decode, type Content } from "./values.js";
@@ -82,10 +82,11 @@ const LEAVE_SECONDS = 5;
 const SHORTEST_INTERVAL_SECONDS = 2;
 const HEARTBEATS_PER_INFO = 10;
 const MAX_NAMED_TASKS = 1000;
+const MAX_RELEASED_TASKS = 1000;
 const CHECK_SECONDS = 0.05;
 // After a pause of the process, a task that waited here may be another worker's.
 const SURE_SECONDS = 1;
-// A token that has ended may be replaced; a proxy that refuses a long body does so again.
+// A token that has ended is replaced at once by a function that fetches one, or else later; a proxy that refuses a long body does so again.
 const UNAUTHORIZED_SECONDS = 30;
 const TOO_LARGE_SECONDS = 30;
 const SIGNALS: readonly [string, number][] = [["SIGTERM", 15], ["SIGINT", 2]];
@@ -236,7 +237,7 @@ export class JobWorker {
 
   /** Return whether the server refuses the token, and no function can return another one. */
   #isTokenRefused(error: unknown): boolean {
-    return statusOf(error) === 401 && !this.connection.hasTokenFunction;
+    return isUnauthorized(error) && !this.connection.hasTokenFunction;
   }
 
   /** Register a new worker, because the server does not know this one: its tasks are lost. */
@@ -248,9 +249,10 @@ export class JobWorker {
 
   async #registerAgain(): Promise<void> {
     const former = this.#workerId;
-    this.#log("warning", `The server does not know worker ${former}; registering a new one`);
     for (const task of [...this.#held.values()]) this.#lose(task, "lost");
-    const id = (this.#successor ??= await this.#create(this.#left.signal));
+    if (this.#stopping.signal.aborted) return; // it has no tasks, and serves no jobs
+    this.#log("warning", `The server does not know worker ${former}; registering a new one`);
+    const id = (this.#successor ??= await this.#create(this.#stopping.signal));
     await this.#registerJobs(id);
     // Last: as long as the jobs are not registered, heartbeats of the former worker repeat all this.
     this.#workerId = id;
@@ -365,6 +367,7 @@ export class JobWorker {
 
   async #claim(): Promise<void> {
     const backoff = new Backoff();
+    let refusals = 0;
     while (!this.#stopping.signal.aborted) {
       const { limit, mayWait } = await this.#room();
       if (limit === 0) continue;
@@ -372,6 +375,7 @@ export class JobWorker {
       try {
         await this.#claimOnce(limit, mayWait);
         backoff.reset();
+        refusals = 0;
       } catch (error) {
         if (this.#stopping.signal.aborted) return;
         if (statusOf(error) === 403) {
@@ -381,7 +385,8 @@ export class JobWorker {
         }
         // A proxy that cuts long-polls fails slowly: that error needs no growing pauses.
         if (now() - began > LONG_POLL_SECONDS) backoff.reset();
-        const pause = Math.max(backoff.after(error), statusOf(error) === 401 ? UNAUTHORIZED_SECONDS : 0);
+        refusals = isUnauthorized(error) ? refusals + 1 : 0;
+        const pause = Math.max(backoff.after(error), refusals > 1 ? UNAUTHORIZED_SECONDS : 0);
         this.#log("warning", `Claiming: ${describe(error)}; trying again in ${pause.toFixed(1)} s`);
         await sleep(pause, this.#stopping.signal).catch(() => undefined);
       }
@@ -468,8 +473,11 @@ export class JobWorker {
 
   async #run({ task, claimedAt }: Waiting): Promise<void> {
     try {
-      if (Date.now() / 1000 - claimedAt > SURE_SECONDS) await this.#confirm(task);
-      if (!task.signal.aborted) await this.#execute(task);
+      const isSure = Math.abs(Date.now() / 1000 - claimedAt) <= SURE_SECONDS;
+      if (!isSure) await this.#confirm(task);
+      if (task.signal.aborted) return;
+      if (isSure || !this.#stopping.signal.aborted) await this.#execute(task);
+      else await this.#putBack([task]);
     } finally {
       this.#running -= 1;
       this.#used -= task.cost;
@@ -539,14 +547,17 @@ export class JobWorker {
     }
   }
 
-  /** Ask the server whether this worker still holds a task that has waited here, perhaps while the machine was suspended. */
+  /**
+   * Ask the server whether this worker still holds a task that has waited here, perhaps while the machine was suspended.
+   * It goes on until the server has answered, or the worker stops.
+   */
   async #confirm(task: RunningTask): Promise<void> {
     const backoff = new Backoff();
-    while (!task.signal.aborted && !this.#left.signal.aborted) {
+    while (!task.signal.aborted && !this.#stopping.signal.aborted) {
       try {
         return await this.#beat();
       } catch (error) {
-        await sleep(backoff.after(error), this.#left.signal).catch(() => undefined);
+        await sleep(backoff.after(error), this.#stopping.signal).catch(() => undefined);
       }
     }
   }
@@ -559,7 +570,7 @@ export class JobWorker {
     const began = now();
     await Promise.all(paths.map((path) => this.#briefly("DELETE", path)));
     const grace = LAST_RESPONSE_SECONDS + now() - began;
-    const timer = setTimeout(() => this.#poll?.abort(new JoblibError("The worker stops")), 1000 * grace);
+    const timer = after(grace, () => this.#poll?.abort(new JoblibError("The worker stops")));
     await claims;
     clearTimeout(timer);
     await this.#claimUnanswered();
@@ -583,7 +594,11 @@ export class JobWorker {
 
   /** Put the tasks that wait here back into their queues. */
   async #releaseWaiting(): Promise<void> {
-    const tasks = this.#waiting.splice(0).map((one) => one.task);
+    await this.#putBack(this.#waiting.splice(0).map((one) => one.task));
+  }
+
+  /** Put tasks that did not start back into their queues, and hold them no longer. */
+  async #putBack(tasks: RunningTask[]): Promise<void> {
     const isDone = await this.#giveBack(tasks);
     this.#hasKept ||= !isDone && this.#stopping.signal.aborted;
     for (const task of tasks) this.#release(task);
@@ -598,6 +613,10 @@ export class JobWorker {
   /** Put tasks back into their queues; return whether the server has done it. */
   async #giveBack(tasks: RunningTask[]): Promise<boolean> {
     if (tasks.length === 0) return true;
+    if (tasks.length > MAX_RELEASED_TASKS) {
+      const isDone = await this.#giveBack(tasks.slice(0, MAX_RELEASED_TASKS));
+      return (await this.#giveBack(tasks.slice(MAX_RELEASED_TASKS))) && isDone;
+    }
     const reports = tasks.map(({ id, attempt }) => ({ id, attempt, status: "pending" }));
     const content = stringifyJson({ worker_id: this.#workerId, reports });
     const send = () => this.connection.once({ method: "POST", path: "/tasks/report", content, headers: { Prefer: "return=minimal" }, timeoutSeconds: LEAVE_SECONDS });
@@ -647,7 +666,7 @@ class Change {
 
   wait(seconds: number): Promise<void> {
     return new Promise((resolve) => {
-      const timer = Number.isFinite(seconds) ? setTimeout(() => wake(), 1000 * seconds) : undefined;
+      const timer = Number.isFinite(seconds) ? after(seconds, () => wake()) : undefined;
       const wake = () => {
         clearTimeout(timer);
         this.#waiters.delete(wake);
@@ -656,6 +675,11 @@ class Change {
       this.#waiters.add(wake);
     });
   }
+}
+
+/** Return whether the server, or the application that hosts it, refused the token. */
+function isUnauthorized(error: unknown): boolean {
+  return statusOf(error) === 401 || (isRefusalOfHost(error) && (error as UnexpectedResponse).status === 401);
 }
 
 function until(signal: AbortSignal): Promise<void> {

@@ -1,9 +1,11 @@
 // Calls of the client against a server whose jobs run in Python; it prints what they return.
+import { getEventListeners } from "node:events";
 import {
   encode,
   GroupHandle,
   InvalidPayload,
   NdArray,
+  NotSerializable,
   ProblemError,
   Queue,
   ServerUnreachable,
@@ -110,6 +112,72 @@ shown["cancelled"] = (await ending) instanceof TaskCancelled;
 shown["history"] = (await idle.history()).transitions.map((change) => change.status);
 shown["explained"] = (await idle.explain()).status;
 shown["found"] = (await queue.tasks({ tag: "waits" })).length;
+
+// A stream goes on after an event that the caller has; an aborted one yields no event that came with the last.
+let since = "";
+for await (const { id } of queue.followRoom("lab")) {
+  since = id!;
+  break;
+}
+await queue.run("echo", { value: 8 });
+const left = new AbortController();
+const events: string[] = [];
+const following = (async () => {
+  for await (const { event } of queue.followRoom("lab", { signal: left.signal, after: since })) {
+    events.push(event);
+    left.abort(reason);
+  }
+})();
+shown["left"] = [(await errorOf(following)) === reason, events.length];
+
+// A wait that fails ends the others.
+const signals: AbortSignal[] = [];
+const counting = new Queue({ url, token, fetch: (input, init) => (signals.push(init!.signal!), fetch(input, init)) });
+const open = await queue.submit("idle", {});
+const gone = await errorOf(counting.waitAll([open.id, "01a221df-448b-7f38-8c20-8759b26ad64c", open.id]));
+await new Promise((resolve) => setTimeout(resolve));
+const waits = signals.length;
+shown["others"] = [gone instanceof TaskNotFound, signals.filter((one) => one.aborted).length >= 2, waits < 6];
+await open.cancel();
+
+// Aborted bodies; no listener stays on the signal of the caller.
+const images = new AbortController();
+const { id: stored } = await queue.submit("large", { order: "C" });
+await queue.wait(stored);
+await (await queue.openResult(stored, { signal: images.signal })).arrayBuffer();
+const opened = await queue.openResult(stored, { signal: images.signal });
+const listeners = getEventListeners(images.signal, "abort").length;
+images.abort(reason);
+shown["opened"] = [listeners, (await errorOf(opened.arrayBuffer())) === reason];
+
+// A token that does not come, a server that does not respond, and an application that refuses the token.
+const hangs = new Queue({ url, token: () => new Promise<string>(() => undefined), timeoutSeconds: 0.05 });
+const closing = new AbortController();
+const hanging = errorOf(new Queue({ url, token: () => new Promise<string>(() => undefined) }).read(open.id, { signal: closing.signal }));
+closing.abort(reason);
+shown["token"] = [(await errorOf(hangs.read(open.id))).message, (await hanging) === reason];
+const silent = new Queue({ url, fetch: (_, init) => new Promise((_, reject) => init!.signal!.addEventListener("abort", () => reject(init!.signal!.reason as Error))) });
+const began = performance.now();
+const late = await errorOf(silent.wait(open.id, { timeoutSeconds: 0.1 }));
+shown["silent"] = [late instanceof WaitTimeout, performance.now() - began < 10_000];
+const refusal = () => new Response('{"detail":"Not authenticated"}', { status: 401, headers: { "Content-Type": "application/json" } });
+const hosted = new Queue({ url, fetch: async () => refusal() });
+const refusals = [hosted.wait(open.id), hosted.read(open.id), hosted.follow(open.id).next()];
+shown["hosted"] = (await Promise.all(refusals.map(errorOf))).map((error) => error instanceof UnexpectedResponse && error.isRefusal);
+const echoes = new Queue({ url, fetch: async () => new Response("Authorization: Bearer secret", { status: 404 }), retrySeconds: 0 });
+shown["echoes"] = (await errorOf(echoes.read(open.id))).message.includes("secret");
+
+// Timers beyond those of the platform; addresses and payloads that cannot be sent.
+shown["endless"] = (await new Queue({ url, token, timeoutSeconds: Infinity }).jobs()).length > 0;
+const addresses = ["127.0.0.1:8000", "localhost:8000", "http://user:secret@host", "http://user:secret@ host"];
+shown["addresses"] = await Promise.all(addresses.map(async (address) => (await errorOf((async () => new Queue({ url: address }))())).message));
+const page = globalThis as unknown as { location?: { origin: string } };
+page.location = { origin: "null" }; // that of a file
+shown["file"] = (await errorOf(new Queue({ url: `http://127.0.0.1:${closedPort}`, token }).read(open.id))) instanceof ServerUnreachable;
+delete page.location;
+const circular: Record<string, unknown> = {};
+circular["self"] = circular;
+shown["circular"] = (await errorOf(queue.submit("echo", circular))) instanceof NotSerializable;
 
 // Any operation, with its types; a path or a body that the API does not have would not compile.
 const me = await queue.connection.call("get", "/v1/joblib/me");

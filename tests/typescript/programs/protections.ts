@@ -1,9 +1,9 @@
 // A worker whose clocks the tests move forward, and whose jobs wait for a line of its standard input.
 import { readFileSync } from "node:fs";
 import { createInterface } from "node:readline";
-import { JobWorker } from "zndraw-joblib/worker";
+import { JobWorker, type TaskStopped } from "zndraw-joblib/worker";
 
-const [url, tokenFile, room, concurrency, server] = process.argv.slice(2) as [string, string, string, string, string];
+const [url, tokenFile, room, concurrency, drainSeconds, server] = process.argv.slice(2) as [string, string, string, string, string, string];
 const print = (text: string) => process.stdout.write(`${text}\n`);
 const token = () => readFileSync(tokenFile, "utf8");
 
@@ -45,8 +45,14 @@ worker.job("number", ({ value }) => {
   return value;
 }, options);
 
-worker.job("hold", async () => {
+worker.job("hold", async (_payload, task) => {
+  task.signal.addEventListener("abort", () => print(`stopped: ${(task.signal.reason as TaskStopped).reason}`));
   print("holds");
+  return order();
+}, options);
+
+worker.job("chatty", async (_payload, task) => {
+  for (let line = 0; line < 7; line += 1) task.log("x".repeat(8000));
   return order();
 }, options);
 
@@ -79,6 +85,8 @@ worker.job("renew", async (_payload, task) => {
 worker.job("text", ({ length }) => "x".repeat(length), options);
 worker.job("file", ({ length }) => new Uint8Array(length), options);
 
-await worker.run({ exitSignals: true });
+const limit = drainSeconds === "" ? {} : { drainSeconds: Number(drainSeconds) };
+await worker.run({ exitSignals: true, ...limit }).catch((error: Error) => print(`refused: ${error.name}`));
+print(`ran ${JSON.stringify(ran)}`);
 print("left");
 process.exit(0);

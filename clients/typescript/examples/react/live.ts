@@ -21,7 +21,10 @@ const MAX_TASKS = 100;
 export async function watchTask(queue: Queue, id: string, signal: AbortSignal, show: (state: TaskState) => void): Promise<void> {
   let state: TaskState = { log: [] };
   let [attempt, last] = [0, 0]; // of the lines in `state.log`
-  const change = (changes: Partial<TaskState>) => show((state = { ...state, ...changes }));
+  const change = (changes: Partial<TaskState>) => {
+    // The component has another task by now, or is gone.
+    if (!signal.aborted) show((state = { ...state, ...changes }));
+  };
   try {
     for await (const sent of queue.follow(id, { signal })) {
       if (sent.event === "snapshot") {
@@ -44,7 +47,7 @@ export async function watchTask(queue: Queue, id: string, signal: AbortSignal, s
       else if (sent.event === "end") change({ task: await queue.read(id, { signal }) }); // with its result
     }
   } catch (error) {
-    if (!signal.aborted) change({ error: error as Error });
+    change({ error: error as Error });
   }
 }
 
@@ -56,7 +59,7 @@ export async function watchRoom(queue: Queue, room: string, signal: AbortSignal,
       if (sent.event === "snapshot") tasks = sent.data.tasks;
       else if (sent.event === "status") tasks = updated(tasks, sent.data.data);
       else continue;
-      show({ tasks });
+      if (!signal.aborted) show({ tasks });
     }
   } catch (error) {
     if (!signal.aborted) show({ tasks, error: error as Error });

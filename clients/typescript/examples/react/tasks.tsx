@@ -8,10 +8,16 @@ const queue = new Queue({ url: "http://127.0.0.1:8000", token: () => sessionStor
 export function Tasks({ room }: { room: string }) {
   const { tasks, error } = useTasks(queue, room);
   const [id, setId] = useState<string>();
+  const [refusal, setRefusal] = useState<Error>();
+  const submit = () =>
+    queue.submit("area", { width: 3 }, { room }).then(
+      (task) => setId(task.id),
+      (error: Error) => setRefusal(error),
+    );
   return (
     <>
-      {error && <p role="alert">{error.message}</p>}
-      <button onClick={async () => setId((await queue.submit("area", { width: 3 }, { room })).id)}>Submit</button>
+      <p role="alert">{(error ?? refusal)?.message}</p>
+      <button onClick={submit}>Submit</button>
       <ul>
         {tasks.map((task) => (
           <li key={task.id} onClick={() => setId(task.id)}>
@@ -26,12 +32,14 @@ export function Tasks({ room }: { room: string }) {
 
 function Task({ id }: { id: string }) {
   const { task, progress, log, error } = useTask(queue, id);
+  const [refusal, setRefusal] = useState<Error>();
   return (
     <section>
-      <h2>{task?.status ?? error?.message}</h2>
+      <h2>{task?.status}</h2>
+      <p role="alert">{(error ?? refusal)?.message}</p>
       {progress && <progress value={Number(progress.current ?? 0)} max={Number(progress.total ?? 1)} />}
       <pre>{log.map((line) => line.text).join("\n")}</pre>
-      <button onClick={() => queue.cancel(id)}>Cancel</button>
+      <button onClick={() => queue.cancel(id).catch(setRefusal)}>Cancel</button>
     </section>
   );
 }
