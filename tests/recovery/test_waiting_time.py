@@ -3,10 +3,12 @@
 from functools import partial
 from uuid import UUID
 
-from replica import OWNER, ManualClock, Replica
+from replica import ADMIN, OWNER, InternalExecutor, ManualClock, Replica, internal
 
+from zndraw_joblib.server.internal.registry import InternalRegistry
 from zndraw_joblib.server.queue import rules_history, rules_task_actions
 from zndraw_joblib.wire.history import TaskExplanation
+from zndraw_joblib.wire.names import INTERNAL
 from zndraw_joblib.wire.statuses import TaskStatus
 
 
@@ -80,6 +82,22 @@ async def test_a_worker_that_never_claims(timed: Replica, clock: ManualClock) ->
     assert list(await texts(timed, task.id)) == ["queued"]
     clock.advance(2)
     assert list(await texts(timed, task.id)) == ["not_claimed", "queued"]
+
+
+async def test_an_internal_task_without_an_executor(timed: Replica, clock: ManualClock) -> None:
+    """After half a minute without any running internal task, no process can have one for its job."""
+    names = [str(internal(name)) for name in ("Render", "Other")]
+    for name in ("Render", "Other"):
+        await timed.register(name, INTERNAL, by=ADMIN)
+    timed.registry = InternalRegistry({name: InternalExecutor() for name in names})
+    task, other = [await timed.submit(name) for name in names]
+    await timed.act(rules_task_actions.release, task.id)
+    clock.advance(31)
+    assert list(await texts(timed, task.id)) == ["queued"]
+    await timed.act(rules_task_actions.fail, other.id)
+    found = await texts(timed, task.id)
+    assert list(found) == ["not_dispatched", "queued"]
+    assert found["not_dispatched"].endswith(f"no process that runs has an executor for {names[0]}")
 
 
 async def test_a_scheduled_task_waits_from_the_time_when_it_enters_its_queue(

@@ -152,7 +152,11 @@ EXIT_TIMEOUT = 124
 _EXPLAIN_SECONDS = 5.0
 # The commands print these reasons without an option.
 _NEEDS_HELP = frozenset(
-    {*("paused", "no_worker", "no_matching_worker", "no_worker_with_enough_time", "draining"), "not_claimed"}
+    {
+        *("paused", "no_worker", "no_matching_worker", "no_worker_with_enough_time", "draining"),
+        "not_claimed",
+        "not_dispatched",
+    }
 )
 _REMEDIES = {
     "no_worker": "'zndraw-joblib worker FILE' starts one",
@@ -162,6 +166,8 @@ _REMEDIES = {
     "time; expected_seconds of the job's policy says how long its tasks run",
     "draining": "'zndraw-joblib worker FILE' starts another one",
     "not_claimed": "'zndraw-joblib worker FILE' starts one that does",
+    "not_dispatched": "start an app with JobLib(jobs=…) of this job, or a server with internal_extensions; a "
+    "worker runs other jobs: cancel this task, and submit it to the worker's",
     "no_free_slots": "start another worker, or one with a larger --concurrency",
     "workers_busy": "start another worker, or one with a larger --concurrency",
     "predecessor": "'zndraw-joblib task {id}' lists all; 'zndraw-joblib retry ID' repeats one that failed",

@@ -6,7 +6,7 @@ from typing import Any
 from uuid import UUID
 
 from zndraw_joblib.server.db.database import Transaction
-from zndraw_joblib.server.process.ports import version_of
+from zndraw_joblib.server.process.ports import Page, version_of
 from zndraw_joblib.server.queue import (
     rules_allocations,
     rules_details,
@@ -36,6 +36,9 @@ from zndraw_joblib.wire.statuses import HELD, TERMINAL, TaskStatus
 
 # A worker that runs its jobs claims a task long before.
 _UNCLAIMED_AFTER = timedelta(seconds=10)
+# So does the dispatcher of a server with an executor of an internal job.
+_UNDISPATCHED_AFTER = timedelta(seconds=30)
+_INTERNAL_JOBS = 500
 
 
 async def worker_reasons(
@@ -205,7 +208,7 @@ def duration(time: timedelta) -> str:
 # The tasks that are held now end, but no others begin.
 _WITHOUT_RATE = {
     *("paused", "no_worker", "no_worker_of_version", "no_matching_worker", "draining", "not_claimed"),
-    "no_worker_with_enough_time",
+    *("no_worker_with_enough_time", "not_dispatched"),
 }
 
 
@@ -318,10 +321,7 @@ async def _pending_reasons(
         )
     if job is not None and job.is_paused(await tx.now()):
         reasons.append(Reason(code="paused", detail=f"Job {task.job} is paused{_until(job.paused_until)}"))
-    if task.job.room_id != INTERNAL:  # the server's own processes run internal tasks
-        loads = await sql_workers.of_workers(tx, task.job_id)
-        may_be_claimed = not reasons and not limits
-        reasons += await worker_reasons(tx, task, job, loads, may_be_claimed=may_be_claimed)
+    reasons += await _taker_reasons(tx, task, job, may_be_claimed=not reasons and not limits)
     if task.run_at is not None:
         cause = f" after: {task.error}" if task.error else ""
         detail = f"It waits until {task.run_at:%Y-%m-%d %H:%M:%S.%f} UTC{cause}"
@@ -335,6 +335,31 @@ async def _pending_reasons(
     if expected is not None:
         detail += f": about {duration(expected)} at the current rate"
     return [*reasons, Reason(code="queued", detail=detail)], expected
+
+
+async def _taker_reasons(
+    tx: Transaction, task: TaskRecord, job: JobRecord | None, *, may_be_claimed: bool
+) -> list[Reason]:
+    """Return why no worker takes a task, or no process of the server's side an internal one."""
+    if task.job.room_id != INTERNAL:
+        loads = await sql_workers.of_workers(tx, task.job_id)
+        return await worker_reasons(tx, task, job, loads, may_be_claimed=may_be_claimed)
+    return await _undispatched(tx, task) if may_be_claimed and task.is_queued else []
+
+
+async def _undispatched(tx: Transaction, task: TaskRecord) -> list[Reason]:
+    """Return that no process takes an internal task, although none of them runs another one."""
+    waited = await tx.now() - (task.queued_at or task.created_at)
+    if waited < _UNDISPATCHED_AFTER:
+        return []
+    jobs, _ = await sql_jobs.page(tx, INTERNAL, Page(_INTERNAL_JOBS, 0))
+    if await sql_tasks.held_of_jobs(tx, [job.id for job in jobs if job.room_id == INTERNAL]):
+        return []
+    detail = (
+        f"No process has dispatched it for {duration(waited)}, and none runs another internal task: "
+        f"no process that runs has an executor for {task.job}"
+    )
+    return [Reason(code="not_dispatched", detail=detail)]
 
 
 def _place(position: int) -> str:
