@@ -85,8 +85,14 @@ def test_a_wrong_payload_is_refused_as_by_the_server() -> None:
         run_job(int, {})
 
 
+@job(max_attempts=3, non_retryable=("ValueError",))
+def strict(month: str) -> int:
+    """Return the number of a month."""
+    return int(month)
+
+
 def test_a_failure_has_its_text_and_its_traceback() -> None:
-    """Reading the result of a failed run raises; `retry` is as the worker would report it."""
+    """Reading the result of a failed run raises; `retry` is false for a failure that is final."""
     run = run_job(Flaky, {"failures": 1})
     assert (run.error, run.retry) == ("ValueError: attempt 1 fails", True)
     assert run.failure is not None
@@ -95,6 +101,7 @@ def test_a_failure_has_its_text_and_its_traceback() -> None:
         assert run.result
     assert run_job(Flaky, {"failures": 1}, attempt=2).result == 2
     assert run_job(Flaky(is_final=True)).retry is False
+    assert run_job(strict, {"month": "x"}).retry is False
 
 
 def test_a_coroutine_runs_in_a_loop_of_its_own() -> None:

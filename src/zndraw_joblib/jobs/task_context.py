@@ -87,7 +87,8 @@ class TaskContext:
     What is reported reaches the server at most twice a second, and with the end of the task. It has no effect
     once the task has ended or is lost to this worker, and in a process that the job forked. `cancelled`, a
     `threading.Event`, is set when the task is cancelled or lost: a job that checks it can stop early. A
-    coroutine also gets `asyncio.CancelledError` at its next ``await``.
+    coroutine also gets `asyncio.CancelledError` at its next ``await``. `task_id` and `room_id` are text; the
+    id is the same in each `attempt`, which is the number of the claim.
     """
 
     __slots__ = ()
@@ -96,6 +97,7 @@ class TaskContext:
     server_url: ClassVar[Any] = None
     task_id: str
     room_id: str
+    attempt: int
     cancelled: CancelEvent
     channel: TaskChannel
 

@@ -16,7 +16,7 @@ from pydantic_core import to_json
 from zndraw_joblib.jobs import codecs
 from zndraw_joblib.jobs.batches import BatchContext, await_batch, batch_of
 from zndraw_joblib.jobs.batches import run_batch as run_batch_code
-from zndraw_joblib.jobs.extensions import category_of, check_job, job_name_of, job_room_of
+from zndraw_joblib.jobs.extensions import category_of, check_job, class_policy, job_name_of, job_room_of
 from zndraw_joblib.jobs.results import decode_content
 from zndraw_joblib.jobs.run import Outcome, Settled, await_job
 from zndraw_joblib.jobs.run import run_job as run_code
@@ -24,6 +24,7 @@ from zndraw_joblib.jobs.task_channel import NO_WORKER, TaskChannel
 from zndraw_joblib.jobs.task_context import call_run
 from zndraw_joblib.wire.messages import TaskResponse
 from zndraw_joblib.wire.names import JobName, parse_job_name, validate_room_id
+from zndraw_joblib.wire.policy import JobPolicy
 from zndraw_joblib.wire.problems import JobNotFound
 from zndraw_joblib.wire.progress import Failure, LogLine, Progress
 from zndraw_joblib.wire.statuses import TaskStatus
@@ -100,7 +101,8 @@ class JobRun:
 
     - `result`: what a client reads as the result. Raises AssertionError if the job failed.
     - `error`: the text of the failure, as the task would have it; None after a success.
-    - `retry`: whether a failure may be retried; false after `NonRetryable` and for a wrong payload.
+    - `retry`: whether a failure may be retried; false after `NonRetryable`, after an exception that
+      `non_retryable` of the job's own policy names, and for a wrong payload. It does not count attempts.
     - `retry_after_seconds`: the pause that the job asked for with `Retry`, else None.
     - `failure`: the exception, with its traceback; None if the failure is not an exception.
     - `progress`: the last progress, None without any. `log`: the lines that the job logged, oldest first.
@@ -154,7 +156,7 @@ def run_job(
     plain = codecs.plain(dict(payload or {})) if isinstance(job, type) else codecs.payload_of(job)
     task, fault = _prepared(cls, plain, room, attempt)
     outcome = fault or _finished(run(task, vis))
-    return _job_run(task, outcome)
+    return _job_run(cls, task, outcome)
 
 
 def run_batch(job: Any, payloads: Sequence[Mapping[str, Any]], *, room: str = "test") -> list[JobRun]:
@@ -174,7 +176,7 @@ def run_batch(job: Any, payloads: Sequence[Mapping[str, Any]], *, room: str = "t
         ended = run_batch_code(batch, pid)
         outcomes = ended if isinstance(ended, list) else _in_loop(await_batch(ended, batch, pid))
     rest = iter(outcomes)
-    return [_job_run(task, fault or next(rest)) for task, fault in every]
+    return [_job_run(cls, task, fault or next(rest)) for task, fault in every]
 
 
 def _prepared(
@@ -226,8 +228,9 @@ def _run_in_loop(work: Coroutine[Any, Any, Settled]) -> Settled:
         return runner.run(work)
 
 
-def _job_run(task: ClaimedTask, outcome: Outcome) -> JobRun:
+def _job_run(cls: type[Any], task: ClaimedTask, outcome: Outcome) -> JobRun:
     task.channel.finish()
+    policy = class_policy(cls, JobPolicy())
     reports = [report.fields for report in task.channel.take_all()]
     progress = [report["progress"] for report in reports if "progress" in report]
     lines = [line for report in reports for line in report.get("log", {}).get("lines", ())]
@@ -239,7 +242,7 @@ def _job_run(task: ClaimedTask, outcome: Outcome) -> JobRun:
         value = codecs.decode_json(outcome.result)
     return JobRun(
         error=outcome.error,
-        retry=outcome.retry,
+        retry=outcome.retry and not policy.is_final(outcome.error_types),
         retry_after_seconds=outcome.retry_after_seconds,
         failure=outcome.failure,
         progress=Progress.model_validate(progress[-1]) if progress else None,
