@@ -1,7 +1,7 @@
 """Jobs that run regularly, and not too fast, for `zndraw-joblib worker examples/regular.py`.
 
     zndraw-joblib schedules --room @global
-    zndraw-joblib schedules next clean
+    zndraw-joblib schedules next clean --room @global
     zndraw-joblib submit call_api user=ada text=hello --wait
 
 The schedules are stored in the database: they submit tasks also while this worker is away.

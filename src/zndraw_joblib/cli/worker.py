@@ -192,8 +192,7 @@ RetryOnOption = Annotated[
     list[RetryOn] | None,
     typer.Option(
         "--retry-on",
-        help="Why a task is tried again; may be repeated. With --max-attempts it is any of these by default, "
-        "else only a lost worker.",
+        help="Why a task is tried again; may be repeated. By default it is any of these.",
         rich_help_panel=_POLICY,
     ),
 ]

@@ -378,7 +378,8 @@ async def page(tx: Transaction, room_id: str, part: Page) -> PaginatedResponse[S
 
 
 def _not_found(room_id: str, name: str) -> ScheduleNotFound:
-    return ScheduleNotFound(f"Room {room_id!r} has no schedule {name!r}")
+    hint = "a schedule of @job is in the room of its job: @global, or @internal if an app runs it"
+    return ScheduleNotFound(f"Room {room_id!r} has no schedule {name!r}. Name its room; {hint}")
 
 
 async def response(tx: Transaction, schedule: ScheduleRecord) -> ScheduleResponse:
