@@ -269,6 +269,27 @@ async def test_patterns_of_jobs_hold_for_jobs_without_a_worker(app: FastAPI) -> 
             assert response.status_code == status, response.text
 
 
+async def test_a_submit_without_the_right_to_read_shows_no_task_of_others(app: FastAPI) -> None:
+    """The task of another user that holds its unique key is named, and no more; its own is shown."""
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://host", headers={"X-Id": "bob"}) as bob:
+        job = await register(bob, room=OWN)
+        url = f"{V1}/rooms/{OWN}/tasks/{job['full_name']}"
+        body: dict[str, Any] = {"payload": {"a": 1}, "unique": {"key": "k"}}
+        first = (await bob.post(url, json=body)).json()
+        body["payload"] = {"a": 0}
+        bob.headers["X-Id"] = json.dumps([["submit"], [OWN]])
+        refused = expect_problem(await bob.post(url, json=body), 409, "duplicate-task")
+        assert (refused["task_id"], "payload" in refused) == (first["id"], False)
+        batch = {"tasks": [{"room_id": OWN, "job_name": job["full_name"], **body}]}
+        [result] = (await bob.post(f"{V1}/tasks/submit", json=batch)).json()["results"]
+        assert (result["status"], "task" in result) == (409, False)
+        body = {"payload": {"a": 2}, "unique": {"key": "k", "on_conflict": "replace"}}
+        assert (await bob.post(url, json=body)).json()["payload"] == {"a": 2}
+        body["unique"] = {"key": "own"}
+        assert [(await bob.post(url, json=body)).status_code for _ in range(2)] == [202, 200]
+
+
 async def test_wrong_roles_of_a_host_are_an_error_of_the_host(app: FastAPI) -> None:
     """No user gets more rights by a misspelt role, or by a text in place of a list."""
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://host") as client:

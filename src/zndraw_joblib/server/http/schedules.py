@@ -144,7 +144,7 @@ async def run_schedule(  # noqa: PLR0913 - one parameter each
             task = await queue.dispatcher.submit(item)
     headers = {"Location": f"{queue.prefix}{TASK_PATH}{task.id}", "Retry-After": "1", **tokens.headers}
     if task.duplicate:
-        await check_duplicate(request, caller, room_id, task)
+        await check_duplicate(request, caller, room_id, task, options.payload)
     return json_response(task, 200 if task.duplicate else 202, headers)
 
 

@@ -75,6 +75,7 @@ from zndraw_joblib.wire.names import INTERNAL, JobName, parse_job_name
 from zndraw_joblib.wire.operations import PREFIX
 from zndraw_joblib.wire.problems import DuplicateTask, Forbidden, ProblemException, TaskNotFound
 from zndraw_joblib.wire.progress import MAX_LINE_NUMBER, MAX_LOG_LINES
+from zndraw_joblib.wire.scopes import Scope
 from zndraw_joblib.wire.statuses import TERMINAL, TaskStatus
 
 # The trace context of a submit: the header `traceparent`, or a span of OpenTelemetry.
@@ -175,7 +176,7 @@ async def submit_task(  # noqa: PLR0913 - one parameter each
                 task = answer.result if isinstance(answer, Repeat) else answer
     headers = {"Location": f"{queue.prefix}{TASK_PATH}{task.id}", "Retry-After": "1", **tokens.headers}
     if task.duplicate:
-        await check_duplicate(request, caller, room_id, task)
+        await check_duplicate(request, caller, room_id, task, body.payload)
         return json_response(task, 200, headers)
     if task.payload is not body.payload or len(encoded) < _MIN_ENCODED_CHARACTERS:
         return json_response(task, 202, headers)
@@ -239,8 +240,17 @@ async def _unreadable(
 _REFUSALS = {401, 403, 404}
 
 
-async def check_duplicate(request: Request, caller: Identity, room_id: str, task: TaskResponse) -> None:
-    """Raise `DuplicateTask` if the task that holds a submit's key is of a room that they may not read."""
+async def check_duplicate(
+    request: Request, caller: Identity, room_id: str, task: TaskResponse, payload: Any
+) -> None:
+    """Raise `DuplicateTask` if the task that holds a submit's key is one that the caller may not read."""
+    # A submit may have replaced the payload.
+    is_known = task.status is TaskStatus.PENDING and task.payload == payload
+    if task.created_by != caller.id and not is_known and not caller.may(Scope.READ):
+        raise DuplicateTask(
+            f"Task {task.id} of another user holds the unique key, and the caller has no right to read it",
+            task_id=str(task.id),
+        )
     if task.room_id != room_id or caller.task is not None:
         try:
             await check_task_readable(request, caller, task.id, task.room_id)
@@ -539,7 +549,7 @@ async def submit_tasks(  # noqa: PLR0913 - one parameter each
         tokens.accepted = tokens.count and sum(isinstance(each, TaskResponse) for each in outcomes)
     if any(task.unique is not None for task in body.tasks):
         outcomes = [
-            await _readable(request, caller, task.room_id, outcome)
+            await _readable(request, caller, task, outcome)
             for task, outcome in zip(body.tasks, outcomes, strict=True)
         ]
     respond = partial(_response, has_group=body.group is not None, more_headers=tokens.headers)
@@ -573,11 +583,11 @@ def _refused(
     return next((unreadable[pair] for pair in _related(room, task) if pair in unreadable), None)
 
 
-async def _readable(request: Request, caller: Identity, room_id: str, outcome: Outcome) -> Outcome:
+async def _readable(request: Request, caller: Identity, task: TaskToSubmit, outcome: Outcome) -> Outcome:
     """Return the outcome of a submit, or its refusal if it is a task that the caller may not read."""
     if isinstance(outcome, TaskResponse) and outcome.duplicate:
         try:
-            await check_duplicate(request, caller, room_id, outcome)
+            await check_duplicate(request, caller, task.room_id, outcome, task.payload)
         except (ProblemException, HTTPException) as problem:
             return problem
     return outcome
