@@ -1,5 +1,6 @@
 """Payloads and schemas that are made to cost much: work and memory grow with their size alone."""
 
+import asyncio
 import time
 import tracemalloc
 from collections.abc import Callable
@@ -7,8 +8,11 @@ from typing import Any
 
 import httpx
 import pytest
-from rest import UNKNOWN_ID, V1, expect_problem, register, submit
+from fastapi import FastAPI
+from rest import UNKNOWN_ID, V1, AsUser, expect_problem, register, submit
 
+from zndraw_joblib.server.http.access import QueueState
+from zndraw_joblib.server.http.requests import bytes_of_responses
 from zndraw_joblib.server.queue import rules_payloads
 from zndraw_joblib.wire.masks import (
     ALL_PATHS,
@@ -113,3 +117,35 @@ async def test_a_search_reads_long_payloads_once(client: httpx.AsyncClient) -> N
     assert (found.status_code, found.json()["items"]) == (200, [])
     found = await client.get(f"{V1}/tasks", params={"room": "lab", "text": "aä%_~B"})
     assert [task["id"] for task in found.json()["items"]] == [last["id"]]
+
+
+async def test_one_user_leaves_responses_to_others(
+    client: httpx.AsyncClient, app: FastAPI, as_user: AsUser
+) -> None:
+    """What a client does not take counts for its user, beyond whose share a response is a 429."""
+    queue: QueueState = app.state.joblib
+    queue.response_bytes = bytes_of_responses(queue.runtime.settings, 400_000)
+    task = await submit(client, await register(client), text="x" * 120_000)
+    ada, bob = await as_user("ada"), await as_user("bob")
+    url = f"{V1}/tasks/{task['id']}"
+    sent, is_taken = asyncio.Event(), asyncio.Event()
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.body":
+            sent.set()
+            await is_taken.wait()
+
+    request = ada.build_request("GET", url)
+    headers = [(name.lower(), value) for name, value in request.headers.raw]
+    scope = {"type": "http", "method": "GET", "path": url, "raw_path": url.encode(), "query_string": b""}
+    scope |= {"http_version": "1.1", "scheme": "http", "headers": headers, "root_path": ""}
+    unread = asyncio.create_task(app({**scope, "asgi": {"version": "3.0"}}, asyncio.Event().wait, send))
+    await sent.wait()
+    refused = await ada.get(url)
+    assert "its share (max_share_per_user" in expect_problem(refused, 429, "too-many-requests")["detail"]
+    assert refused.headers["x-request-id"]
+    assert (await bob.get(url)).status_code == 200
+    is_taken.set()
+    await unread
+    assert (await ada.get(url)).status_code == 200
+    assert len(queue.response_bytes) == 0

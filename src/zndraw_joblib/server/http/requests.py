@@ -99,6 +99,21 @@ def bytes_of_bodies(settings: JobLibSettings, max_bytes: int = MAX_BODIES_BYTES)
     )
 
 
+# All large responses of a process together have this size while clients take them.
+MAX_RESPONSES_BYTES = 256 * 1024 * 1024
+
+
+def bytes_of_responses(settings: JobLibSettings, max_bytes: int = MAX_RESPONSES_BYTES) -> SharedLimit:
+    """Return the limit of the large responses that a process is sending."""
+    return SharedLimit(
+        "bytes of responses",
+        "are being sent",
+        lambda: max_bytes,
+        lambda: max(max_bytes // 4, settings.share_of(max_bytes)),
+        (f"{max_bytes} in a server process", "max_share_per_user"),
+    )
+
+
 class HeldBytes:
     """The bytes of one request's body that count for a user until the end of the request."""
 

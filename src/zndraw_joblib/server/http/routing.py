@@ -60,6 +60,7 @@ from zndraw_joblib.server.http.requests import (
     MAX_BODY_BYTES,
     QUERY_TOKEN,
     QUEUE,
+    REQUEST_ID_HEADER,
     SCOPE_KEY,
     SEND,
     SOLVED,
@@ -729,10 +730,13 @@ class JsonResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response, in one write if it is short and the server is uvicorn."""
+        if len(self.body) > _MAX_JOINED_BYTES:
+            await self._send_large(scope, receive, send)
+            return
         cycle: Any = getattr(scope.get(SEND, send), "__self__", None)
         transport = getattr(cycle, "transport", None)
         # Background tasks run after the response.
-        if transport is None or self.background is not None or len(self.body) > _MAX_JOINED_BYTES:
+        if transport is None or self.background is not None:
             await super().__call__(scope, receive, send)
             return
         joined = cycle.transport = _JoinedWrites(transport)
@@ -741,6 +745,28 @@ class JsonResponse(Response):
         finally:
             cycle.transport = transport
             joined.flush()
+
+    async def _send_large(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send a response that counts for the caller until the client has taken it, if it fits its share."""
+        queue, caller = scope.get(QUEUE), scope.get(CALLER)
+        if queue is None or caller is None:
+            await super().__call__(scope, receive, send)
+            return
+        try:
+            queue.response_bytes.take(caller.id, len(self.body))
+        except ProblemException as problem:
+            refusal = problem_response(problem, queue.prefix)
+            refusal.raw_headers += [header for header in self.raw_headers if header[0] == REQUEST_ID_HEADER]
+            await refusal(scope, receive, send)
+            return
+        try:
+            await super().__call__(scope, receive, send)
+            # uvicorn keeps what the client has not taken.
+            cycle: Any = getattr(scope.get(SEND, send), "__self__", None)
+            if (flow := getattr(cycle, "flow", None)) is not None:
+                await flow.drain()
+        finally:
+            queue.response_bytes.give_back(caller.id, len(self.body))
 
 
 class _JoinedWrites:
