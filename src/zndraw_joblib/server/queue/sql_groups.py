@@ -19,7 +19,7 @@ from pydantic_core import to_json
 from zndraw_joblib.server.db.bulk import padded
 from zndraw_joblib.server.db.column_types import UtcDateTime
 from zndraw_joblib.server.db.database import TaskEnd, Transaction
-from zndraw_joblib.server.db.statements import BOOLEAN, INTEGER, TEXT, statement
+from zndraw_joblib.server.db.statements import BIG_INTEGER, BOOLEAN, INTEGER, TEXT, statement
 from zndraw_joblib.server.db.tables import SHOWN_OF_GROUP
 from zndraw_joblib.server.process.ports import Wake, group_change_key
 from zndraw_joblib.server.queue.sql_task_rows import TASK_IS_HELD
@@ -140,6 +140,11 @@ _HAVE_WEBHOOKS = """(
 _HAVE_SUCCESSORS = """(
     SELECT source FROM joblib_edge WHERE source = ANY (:all_seq) AND is_open ORDER BY source LIMIT 1
 ) IS NOT NULL"""
+# On SQLite those of all tasks from the first to the last: mostly there are none, and a list takes longer.
+_MAY_HAVE_WEBHOOKS, _MAY_HAVE_SUCCESSORS = (
+    condition.replace(f"{seq} = ANY (:all_seq)", f"{seq} >= :first_seq AND {seq} <= :last_seq")
+    for condition, seq in ((_HAVE_WEBHOOKS, "task_seq"), (_HAVE_SUCCESSORS, "source"))
+)
 _TAKE_ON_SQLITE = statement(
     f"""
 INSERT INTO joblib_group_count (group_id, {", ".join(_COUNTS)}, stripe)
@@ -147,10 +152,12 @@ SELECT value ->> 0, {", ".join(f"value ->> {index}" for index, _ in enumerate(_C
 FROM json_each(:rows) WHERE true
 ON CONFLICT (group_id, stripe) DO UPDATE SET
     {_ADD_CHANGE}
-RETURNING group_id, open, {_HAVE_WEBHOOKS}, {_HAVE_SUCCESSORS}
+RETURNING group_id, open, {_MAY_HAVE_WEBHOOKS}, {_MAY_HAVE_SUCCESSORS}
 """,
     *("group_id", "open", "have_webhooks", "have_successors"),
     rows=TEXT,
+    first_seq=BIG_INTEGER,
+    last_seq=BIG_INTEGER,
     have_webhooks=BOOLEAN,
     have_successors=BOOLEAN,
     **_TYPES,
@@ -459,7 +466,7 @@ def stripe(tx: Transaction) -> int:
 class Taken(NamedTuple):
     """The groups that have no open task now, and what the tasks may have: webhooks of their own, successors.
 
-    Of tasks that are in no group, SQLite's statement reads neither: they may have both.
+    On SQLite tasks that are in no group may always have both, and others may if a task between them has.
     """
 
     emptied: dict[UUID, GroupRecord]
@@ -477,7 +484,7 @@ async def take(tx: Transaction, ended: Mapping[int, TaskEnd]) -> Taken:
     if tx.is_sqlite:
         if not changes:
             return Taken({}, may_have_webhooks=True, may_have_successors=True)
-        params = {"all_seq": padded(seqs), "rows": _as_json(changes)}
+        params = {"first_seq": seqs[0], "last_seq": seqs[-1], "rows": _as_json(changes)}
         rows = (await tx.execute(_TAKE_ON_SQLITE, params)).all()
         _wake(tx, [row.group_id for row in rows])
         emptied = [row.group_id for row in rows if row.open <= 0]
