@@ -2,17 +2,19 @@
 
 import asyncio
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
 from databases import on_both
-from replica import ADMIN, SUBMITTER, OpenReplica, Replica
+from replica import ADMIN, SUBMITTER, TIMEOUT, OpenReplica, Replica
 from sqlalchemy import text as sql_text
 from waiting import until
 
 from zndraw_joblib.server.admin import rules_searches
+from zndraw_joblib.server.background import successors
 from zndraw_joblib.server.background.successors import Successors
 from zndraw_joblib.server.db.tables import Edge, Successor, Task, Wave
 from zndraw_joblib.server.process.settings import JobLibSettings
@@ -599,6 +601,34 @@ async def test_slow_checks_delay_no_other(replica: Replica) -> None:
     await asyncio.gather(work, return_exceptions=True)
     assert loop._checks.jobs() == frozenset()
     await replica.runtime.payload_validator.close()
+
+
+async def test_many_slow_checks_of_one_predecessor_are_made_once(
+    replica: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task is released right after its check. Else so many others are checked before its turn that its
+    result is forgotten: of 6,000 tasks none was ever released.
+    """
+    monkeypatch.setattr(successors, "_MAX_CHECKED", 4)
+    monkeypatch.setattr(successors, "Rules", partial(rules_waves.Rules, tasks=4))
+    schema = {"properties": {"x": {"pattern": "^a+$", "type": "string"}}}
+    job, source = await replica.register(schema=schema), await replica.register("Source")
+    first = await replica.submit(source)
+    value, after = {"$result": {"task": str(first.id)}}, {"tasks": [first.id]}
+    await batch(replica, job, *({"payload": {"x": value, "n": n}, "after": after} for n in range(40)))
+    assert await replica.claim(source.worker_id) is not None
+    await report(replica, first.id, "aaa")
+    validator, checked = replica.runtime.payload_validator, list[dict[str, Any]]()
+    fault = validator.fault
+
+    async def counted(schema: str, payload: dict[str, Any], user: str = "") -> InvalidPayload | None:
+        checked.append(payload)
+        return await fault(schema, payload, user)
+
+    monkeypatch.setattr(validator, "fault", counted)
+    await asyncio.wait_for(handle(replica), TIMEOUT)
+    assert 40 <= len(checked) < 60
+    await validator.close()
 
 
 async def test_what_cannot_be_waited_for_is_refused(replica: Replica) -> None:

@@ -46,6 +46,7 @@ class Successors:
         self._next_room = ""
         # The tasks behind which to look, by their predecessors: those before could not be released.
         self._passed: LRUCache[int, int] = LRUCache(_MAX_PASSED)
+        self._had_ready = False
         self._searched_at = -_SEARCH_SECONDS
         self._searched: tuple[int, int] = _FIRST
         self._blocked = ExponentialBackoff(first=0.005, longest=0.5, jitter=0.5)
@@ -106,7 +107,8 @@ class Successors:
             handled = await self._handle()
             self._checks.start(handled.unchecked)
             if handled.is_blocked:
-                await self._wait(self._blocked.next())
+                if not self._checks.has_ready:
+                    await self._wait(self._blocked.next())
                 continue
             self._blocked.reset()
             if not handled.may_be_more:
@@ -132,6 +134,9 @@ class Successors:
 
     async def _handle(self, only: int | None = None) -> Handled:
         runtime, checks = self._runtime, self._checks
+        # In turn with those behind, which do not wait until all payloads in front were validated.
+        ready = {} if self._had_ready else checks.take_ready()
+        self._had_ready = bool(ready)
         rules = Rules(
             validate=runtime.settings.validate_payload,
             checked=dict(checks.errors),
@@ -139,11 +144,13 @@ class Successors:
             only=only,
             first_room=self._next_room,
             passed=dict(self._passed),
+            ready=ready,
         )
         async with runtime.events.room(MAX_TASKS):
             handled = await runtime.write(rules_waves.handle, rules)
         self._next_room = handled.next_room
-        self._passed.update(handled.passed)
+        begun = set(ready.values())
+        self._passed.update({one: seq for one, seq in handled.passed.items() if one not in begun})
         for source in [source for source, seq in self._passed.items() if not seq]:
             del self._passed[source]
         return handled
@@ -173,8 +180,22 @@ class _Checks:
     def __init__(self, runtime: Runtime, on_end: Callable[[], None]) -> None:
         self._runtime, self._on_end = runtime, on_end
         self.errors: LRUCache[bytes, list[dict[str, str]]] = LRUCache(_MAX_CHECKED)
+        # The tasks of these payloads, each with a predecessor. Whoever comes to them only in turn, behind all
+        # others of a long fan, no longer finds their errors.
+        self._ready: LRUCache[int, int] = LRUCache(_MAX_CHECKED)
         self._tasks: dict[bytes, asyncio.Task[None]] = {}
         self._jobs: Counter[UUID] = Counter()
+
+    @property
+    def has_ready(self) -> bool:
+        """Whether payloads were validated since the last `take_ready`."""
+        return bool(self._ready)
+
+    def take_ready(self) -> dict[int, int]:
+        """Return the tasks whose payloads were validated since the last call, each with a predecessor."""
+        ready = dict(self._ready)
+        self._ready.clear()
+        return ready
 
     def jobs(self) -> frozenset[UUID]:
         """Return the jobs of payloads that are being validated."""
@@ -206,7 +227,7 @@ class _Checks:
             errors = [] if fault is None else (fault.problem.model_extra or {}).get("errors", [])
             if fault is not None and not errors:
                 errors = [{"pointer": "", "message": str(fault)}]
-            self.errors[item.digest] = errors
+            self.errors[item.digest], self._ready[item.task_seq] = errors, item.source
         except (ServiceUnavailable, TooManyRequests):
             await asyncio.sleep(_RETRY_SECONDS)
         except Exception as error:

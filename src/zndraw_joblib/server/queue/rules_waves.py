@@ -67,7 +67,10 @@ _ENDED = frozenset(status.value for status in TERMINAL)
 
 
 class Unchecked(NamedTuple):
-    """A payload whose validation against a schema takes long; both are JSON. `digest` is that of both."""
+    """A payload whose validation against a schema takes long; both are JSON. `digest` is that of both.
+
+    `source` is a predecessor of its task.
+    """
 
     task_seq: int
     job_id: UUID
@@ -75,6 +78,7 @@ class Unchecked(NamedTuple):
     schema: str
     payload: str
     digest: bytes
+    source: int = 0
 
 
 # The errors of payloads that were validated, with their pointers, by the digest.
@@ -104,7 +108,8 @@ class Rules(NamedTuple):
     jobs, because others of their payloads are being validated.
 
     It begins with `first_room`, if more rooms have ends than it reads. `passed` has the numbers of tasks, by
-    their predecessors, behind which it looks for tasks to release: those before could not be.
+    their predecessors, behind which it looks for tasks to release: those before could not be. `ready` has
+    tasks whose payloads have just been validated, each with a predecessor, of which it begins with them.
     """
 
     validate: bool = True
@@ -115,6 +120,7 @@ class Rules(NamedTuple):
     busy: Collection[UUID] = ()
     first_room: str = ""
     passed: Mapping[int, int] = MappingProxyType({})
+    ready: Mapping[int, int] = MappingProxyType({})
 
 
 _RULES = Rules()
@@ -214,7 +220,7 @@ class _Step:
         following: dict[int, str] = {}
         for edge in edges:
             task = self.records.get(edge.task_seq)
-            if task is None or (edge.fills and task.job_id in self._rules.busy):
+            if task is None or (edge.fills and self._is_busy(task)):
                 left.add(edge.source)
                 continue
             after = self._decide(edge, task, ends[edge.source], is_cancel=edge.source in cancelling)
@@ -226,15 +232,19 @@ class _Step:
                     self._tx.cancelling.add(after.seq)
         return left, following
 
+    def _is_busy(self, task: TaskRecord) -> bool:
+        return task.job_id in self._rules.busy and task.seq not in self._rules.ready
+
     def _given(self, sources: Mapping[int, bool], limit: int) -> list[WaitsBehind]:
         """Return how many tasks are read that wait for each predecessor: as many for each room."""
         of_room = Counter(self._rooms[source] for source in sources)
+        first = {source: seq - 1 for seq, source in sorted(self._rules.ready.items(), reverse=True)}
         return [
             WaitsBehind(
                 source,
                 is_all,
                 max(_MIN_OF_EACH, -(-limit // (len(of_room) * of_room[self._rooms[source]]))) + 1,
-                self._rules.passed.get(source, 0),
+                first.get(source, self._rules.passed.get(source, 0)),
             )
             for source, is_all in sources.items()
         ]
@@ -341,7 +351,7 @@ class _Step:
         await sql_successors.change_edges(
             self._tx, [EdgeChange(edge.task_seq, edge.source, None, is_open=True) for edge in kept]
         )
-        self.unchecked = fills.unchecked
+        self.unchecked = [item._replace(source=self._edges[item.task_seq].source) for item in fills.unchecked]
         return {edge.source for edge in kept}
 
     async def _waiting(self, seqs: Collection[int]) -> set[int]:
