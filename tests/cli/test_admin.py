@@ -222,12 +222,12 @@ def test_rooms_and_the_queue_are_paused(stack: Stack, job: Job) -> None:
 
 def test_a_job_is_registered_without_a_worker_and_forgotten(stack: Stack, tmp_path: Path) -> None:
     """Its tasks wait, and `explain` says since when; a job with a pending task is not forgotten."""
-    name, program = "early:jobs:area", stack.program
-    schema = tmp_path / "schema.json"
+    name, program, schema = "early:jobs:area", stack.program, tmp_path / "schema.json"
     schema.write_text('{"type": "object", "required": ["width"]}')
-    made = program.ok("register", name, "--schema", str(schema), "--policy", '{"max_attempts": 3}', "--json")
+    options = ["--schema", str(schema), "--policy", '{"prefer": {"memory_gb": {">=": 40}}}', "--json"]
+    made = program.ok("register", name, *options)
     assert json.loads(made)["without_workers"] == "queue"
-    assert re.search(r"workers +0(, none for .*)?\n", program.ok("jobs", name))
+    assert re.search(r"workers +0(, none for .*)?\n(.*\n)*prefer +memory_gb>=40\n", program.ok("jobs", name))
     task_id = program.ok("submit", name, "width=3").strip()
     assert f"No worker serves {name} since " in program.ok("explain", task_id)
     assert "pending" in program.error_of("forget", name)

@@ -187,8 +187,8 @@ def test_failed_starts_pause_the_scaler_until_it_is_resumed(cluster: Cluster) ->
 
 def test_what_cannot_work_is_an_error_before_anything_starts(cluster: Cluster) -> None:
     """Jobs that cannot be loaded, options that contradict each other; a dry run starts nothing."""
-    cluster.submit("gate", 3)
     run = cluster.program.error_of
+    cluster.submit("gate", 3)
     (cluster.folder / "broken.py").write_text("import no_such_library\n")
     token = cluster.program.ok("token", "create", "lab", "--role", "operator", "--rooms", "lab").strip()
     here = ("scale", "local", "jobs.py", "--max-workers", "2", "--dry-run")
@@ -216,3 +216,15 @@ def test_what_cannot_work_is_an_error_before_anything_starts(cluster: Cluster) -
         "",
         "3",
     ]
+
+
+def test_what_keeps_tasks_from_being_counted_is_named(cluster: Cluster) -> None:
+    """Labels that the workers lack, and a job that was never registered, with the remedy."""
+    cluster.queue.submit(JOB, {"gate": ""}, requires={"gpu": "a100"})
+    (cluster.folder / "new.py").write_text(JOBS.replace("hold", "new"))
+    options = ("--max-workers", "2", "--dry-run")
+    labelled = cluster.program.run("scale", "local", "jobs.py", *options, "--label", "gpu=t4")
+    text = "it is enough; not counted: 1 that require gpu=a100, and the workers have gpu=t4 (--label)"
+    assert (labelled.code, text in " ".join(labelled.err.split())) == (0, True), labelled.err
+    text = "no worker serves it. Until it is registered, no task of it can be submitted. Register it once"
+    assert text in cluster.program.error_of("scale", "local", "new.py", *options)

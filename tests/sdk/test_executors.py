@@ -22,6 +22,11 @@ from zndraw_joblib.wire.statuses import TaskStatus
 from zndraw_joblib.worker.manager import JobManager
 from zndraw_joblib.worker.serving import Runner
 
+KILLED = (
+    "The process that ran the task ended with exit code -9 "
+    "(SIGKILL, as when the machine or the allocation has no memory left)"
+)
+
 Make = Callable[..., JobManager]
 Start = Callable[[], subprocess.Popen[bytes]]
 
@@ -128,7 +133,7 @@ def test_any_ending_of_a_process_is_reported(worker: Make, room: str, how: str) 
     manager.register(Process, room=room)
     failed = manager.wait_for(manager.submit(Process(how=how), room=room), 60)
     assert failed.status == TaskStatus.FAILED
-    expected = "The process that ran the task ended with exit code -9" if how == "kill" else ENDINGS[how][1]
+    expected = KILLED if how == "kill" else ENDINGS[how][1]
     assert (failed.error or "").startswith(expected)
     assert manager.wait_for(manager.submit(Process(), room=room), 60).status == TaskStatus.COMPLETED
 
@@ -148,7 +153,7 @@ def test_a_process_that_leaves_helpers_behind_is_noticed(worker: Make, room: str
     manager = worker(Runner(), executor="process")
     manager.register(Process, room=room)
     failed = manager.wait_for(manager.submit(Process(how="kill", leaves_helper=True), room=room), 40)
-    assert failed.error == "The process that ran the task ended with exit code -9"
+    assert failed.error == KILLED
     assert manager.wait_for(manager.submit(Process(), room=room), 60).status == TaskStatus.COMPLETED
 
 
@@ -284,7 +289,7 @@ def test_a_process_that_dies_while_it_sends_a_result_fails_its_task(
     os.kill(child, signal.SIGKILL)
     process.send_signal(signal.SIGCONT)
     failed = caller.wait_for(task_id, 60)
-    error = "The process that ran the task ended with exit code -9"
+    error = KILLED
     assert (failed.status, failed.error) == (TaskStatus.FAILED, error)
     assert caller.wait_for(caller.submit(job), 60).status == TaskStatus.COMPLETED
 

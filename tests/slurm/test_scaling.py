@@ -133,6 +133,11 @@ def test_slurm_refuses_an_allocation_before_it_is_needed(batch: Callable[..., Ba
     for options, code, text in (
         (["--partition=none"], 1, "No allocation can be started: allocation failure: Invalid partition"),
         (["--export=NONE"], 2, "--export is set by this command"),
+        (
+            ["--executor=process"],
+            1,
+            "No allocation can be started: sbatch: unrecognized option '--executor=process'",
+        ),
         (["--time=2"], 1, "not found: no worker serves it"),
     ):
         done = subprocess.run(

@@ -28,6 +28,7 @@ from zndraw_joblib.client.calls import validated
 from zndraw_joblib.client.connection import DEFAULT_URL
 from zndraw_joblib.jobs.logs import clean_line
 from zndraw_joblib.wire import operations as ops
+from zndraw_joblib.wire import requirements
 from zndraw_joblib.wire.messages import JobPutRequest, JobResponse, JobSummary
 from zndraw_joblib.wire.names import DEFAULT_ROOM, RESERVED, JobName, parse_job_name, unknown_text
 from zndraw_joblib.wire.operations import Operation
@@ -88,6 +89,8 @@ def _policy(job: JobResponse) -> dict[str, Any]:
     for name, value in fields.items():
         if name.endswith("_seconds") and value:
             shown[name.removesuffix("_seconds")] = format_duration(timedelta(seconds=value))
+        elif name in {"requires", "prefer"} and value:
+            shown[name] = requirements.shown(value)
         else:
             shown[name] = value
     if job.limits:

@@ -39,7 +39,7 @@ from zndraw_joblib.wire.requirements import parsed_label, shown
 from zndraw_joblib.wire.worker_tokens import MAX_PATTERNS, MAX_TOKEN_SECONDS, WorkerTokenRequest
 from zndraw_joblib.worker.launchers import Launcher, LauncherError, LocalLauncher, worker_command
 from zndraw_joblib.worker.scale_plan import Bounds
-from zndraw_joblib.worker.scaler import Safety, Scaler, Subject
+from zndraw_joblib.worker.scaler import Safety, Scaler, Subject, unknown_job
 from zndraw_joblib.worker.slurm import SlurmLauncher, slurm_worker
 
 log = logging.getLogger(__name__)
@@ -452,7 +452,7 @@ async def _print_plan(scaler: Scaler, launcher: Launcher) -> None:
     try:
         decision = scaler.decide(await scaler.read_demand())
     except JobNotFound as problem:
-        raise CommandError(str(problem)) from problem
+        raise CommandError(unknown_job(problem)) from problem
     except Exception as error:
         if isinstance(error, ProblemException):
             raise

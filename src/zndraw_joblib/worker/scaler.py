@@ -21,7 +21,7 @@ from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.messages import MAX_PAGE
 from zndraw_joblib.wire.operators import Demand, WorkerSummary
 from zndraw_joblib.wire.problems import JobNotFound
-from zndraw_joblib.wire.requirements import AnyLabels, labels_text
+from zndraw_joblib.wire.requirements import AnyLabels, labels_text, shown, shown_labels
 from zndraw_joblib.worker.launchers import NAME_BYTES, NAME_VARIABLE, AllocationState, Launcher, LauncherError
 from zndraw_joblib.worker.scale_plan import Bounds, Plan, Present, plan
 
@@ -35,7 +35,16 @@ _PATIENCE_SECONDS = 60.0
 _LONGEST_PAUSE_SECONDS = 300.0
 _MAX_DOWN_SECONDS = 60.0
 _MAX_JOBS = 20
+_SHOWN_PARTS = 3
 _MAX_REASON = 500
+
+
+def unknown_job(problem: JobNotFound) -> str:
+    """Return the text for a job that was never registered, with the remedy."""
+    return (
+        f"{problem}. Until it is registered, no task of it can be submitted. Register it once: run "
+        "'zndraw-joblib worker' with the same file and --room until it serves, or 'zndraw-joblib register'"
+    )
 
 
 class Safety(NamedTuple):
@@ -108,6 +117,7 @@ class Scaler:
     _surplus_since: float | None = field(default=None, init=False)
     _last_line: str = field(default="", init=False)
     _last_unknown: str = field(default="", init=False)
+    _unmatched: str = field(default="", init=False)
     _next_submit: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
@@ -132,7 +142,8 @@ class Scaler:
             if not is_transient(error) and not isinstance(error, JobNotFound):
                 raise
             seconds = self._down.next()
-            self._log_line(f"No demand is known, so nothing is submitted: {describe(error)}", logging.WARNING)
+            reason = unknown_job(error) if isinstance(error, JobNotFound) else describe(error)
+            self._log_line(f"No demand is known, so nothing is submitted: {reason}", logging.WARNING)
             return seconds
         self._down.reset()
         decision = self.decide(demand)
@@ -166,7 +177,21 @@ class Scaler:
         if unknown and unknown != self._last_unknown:
             log.warning("No worker has registered %s yet: only the tasks of the other jobs count", unknown)
         self._last_unknown = unknown
+        self._unmatched = "" if demand.queued else await self._read_unmatched()
         return demand
+
+    async def _read_unmatched(self) -> str:
+        """Return which tasks wait that workers with these labels may not run; empty without any."""
+        # An empty `labels` would stand for workers without labels.
+        query = {name: value for name, value in self.subject.query.items() if name != "labels"}
+        of_any = await self.rest.send(ops.GET_DEMAND, query=query)
+        parts = [part for part in of_any.by_requirement if part.queued and part.requires]
+        if not parts:
+            return ""
+        required = ", or ".join(dict.fromkeys(shown(part.requires) for part in parts[:_SHOWN_PARTS]))
+        number = sum(part.queued for part in parts)
+        labels = shown_labels(self.subject.labels)
+        return f"; not counted: {number} that require {required}, and the workers have {labels} (--label)"
 
     def resume(self) -> None:
         """End a pause."""
@@ -190,7 +215,7 @@ class Scaler:
         self._log_line(
             f"queued={demand.queued} running={demand.running} slots={demand.slots} desired="
             f"{demand.desired_slots} allocations={len(self.own)} waiting={waiting} start={decision.start}: "
-            f"{decision.why}"
+            f"{decision.why}{self._unmatched}"
         )
         return decision
 

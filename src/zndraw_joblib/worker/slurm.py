@@ -128,9 +128,9 @@ class SlurmLauncher:
         except LauncherError:
             return text
         fields = dict(word.split("=", 1) for word in shown.split() if "=" in word)
-        state = (
-            f"{fields.get('JobState', 'ended')}, exit code {fields.get('ExitCode', '?').partition(':')[0]}"
-        )
+        code, _, number = fields.get("ExitCode", "?").partition(":")
+        end = f"exit code {code}" if number in {"", "0"} else f"killed by signal {number}"
+        state = f"{fields.get('JobState', 'ended')}, {end}"
         return f"{state}: {text}" if text else state
 
     async def drain(self, allocation: str) -> None:
@@ -165,5 +165,8 @@ async def _run(command: Sequence[str], script: str = "", environment: Mapping[st
     except (OSError, subprocess.TimeoutExpired) as error:
         raise LauncherError(f"{command[0]} fails: {error}") from error
     if done.returncode:
-        raise LauncherError(last_line(done.stderr) or f"{command[0]} has exit code {done.returncode}")
+        # An unknown option is named in the line before the hint at the help.
+        lines = [line for line in done.stderr.splitlines() if not line.startswith(b"Try ")]
+        reason = last_line(b"\n".join(lines))
+        raise LauncherError(reason or f"{command[0]} has exit code {done.returncode}")
     return done.stdout.decode(errors="replace").strip()

@@ -278,7 +278,8 @@ class TaskProcess:
                 call.send(work)
             outcomes = call.receive_outcomes()
         except (EOFError, OSError):
-            text = f"The process that ran the task ended with exit code {self.close(kills=True)}"
+            code = self.close(kills=True)
+            text = f"The process that ran the task ended with exit code {code}{_signal_text(code)}"
             return [Outcome(error=text)] * len(tasks)
         if call.signals:
             self.close(kills=True)
@@ -403,6 +404,17 @@ class _Call:
             *(process.pid, seconds, task.task_id, self.signals[-1], self._grace),
             extra=task_fields(task),
         )
+
+
+def _signal_text(code: int | None) -> str:
+    """Return the name of the signal in an exit code, and for SIGKILL what most often sends it."""
+    try:
+        name = signal.Signals(-code).name if code is not None and code < 0 else ""
+    except ValueError:
+        name = ""
+    if name == "SIGKILL":
+        return " (SIGKILL, as when the machine or the allocation has no memory left)"
+    return f" ({name})" if name else ""
 
 
 def _token(task: ClaimedTask) -> str:
