@@ -170,12 +170,11 @@ def test_a_restarted_scaler_counts_the_workers_of_a_killed_one(cluster: Cluster)
 def test_failed_starts_pause_the_scaler_until_it_is_resumed(cluster: Cluster) -> None:
     """With the last line of the output. A dead server is no failed start: nothing is submitted."""
     cluster.submit("gate", 3)
-    scaler = Scaler(cluster, "--max-workers", "1", "--idle", "60", "--job", JOB, "--", "--no-such-option")
+    options = ("--max-workers", "1", "--idle", "60", "--job", JOB)
+    scaler = Scaler(cluster, *options, "--", "--context", "jobs.py:nothing")
     wait_until(lambda: "Paused" in scaler.text)
     [line] = [line for line in scaler.text.splitlines() if "Paused" in line]
-    assert re.search(
-        r"3 allocations in succession .*exit code 2: Error: No such option: --no-such-option", line
-    )
+    assert re.search(r"3 allocations in succession .*exit code 1: Error: 'jobs.py' has no 'nothing'", line)
     assert scaler.submissions == 3
     scaler.process.send_signal(signal.SIGUSR1)
     wait_until(lambda: scaler.submissions == 4)
@@ -219,7 +218,7 @@ def test_what_cannot_work_is_an_error_before_anything_starts(cluster: Cluster) -
 
 
 def test_what_keeps_tasks_from_being_counted_is_named(cluster: Cluster) -> None:
-    """Labels that the workers lack, and a job that was never registered, with the remedy."""
+    """Labels that the workers lack, a job that was never registered, an option that workers do not have."""
     cluster.queue.submit(JOB, {"gate": ""}, requires={"gpu": "a100"})
     (cluster.folder / "new.py").write_text(JOBS.replace("hold", "new"))
     options = ("--max-workers", "2", "--dry-run")
@@ -228,3 +227,6 @@ def test_what_keeps_tasks_from_being_counted_is_named(cluster: Cluster) -> None:
     assert (labelled.code, text in " ".join(labelled.err.split())) == (0, True), labelled.err
     text = "no worker serves it. Until it is registered, no task of it can be submitted. Register it once"
     assert text in cluster.program.error_of("scale", "local", "new.py", *options)
+    wrong = ("--", "--exekutor", "process")
+    refused = cluster.program.error_of("scale", "local", "jobs.py", *options, *wrong, code=2)
+    assert "The options of worker: No such option: --exekutor" in refused

@@ -16,7 +16,15 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from zndraw_joblib.cli.client import find_access, open_client
-from zndraw_joblib.cli.display import CommandError, ItemTable, UsageError, counted, print_json, print_note
+from zndraw_joblib.cli.display import (
+    CommandError,
+    ItemTable,
+    TyperException,
+    UsageError,
+    counted,
+    print_json,
+    print_note,
+)
 from zndraw_joblib.cli.options import AsJson, Format, Log, Url, check_room, with_options
 from zndraw_joblib.cli.times import parse_duration
 from zndraw_joblib.client.async_rest import AsyncRest
@@ -227,6 +235,7 @@ def scale_local(target: Target, arguments: PassedOn = None, *, options: ScaleOpt
     """
     options.apply_log()
     own = arguments or []
+    check_worker_options(target, own)
     command = worker_command(
         [target, *own, *options.label_words],
         idle=options.idle,
@@ -254,6 +263,7 @@ def scale_slurm(
     """
     options.apply_log()
     own = _worker_options(worker_options)
+    check_worker_options(target, own)
     command = slurm_worker(
         target, [*own, *options.label_words], idle=options.idle, per_allocation=options.per_allocation
     )
@@ -287,6 +297,18 @@ def _worker_options(text: str) -> list[str]:
                 f"--worker-options: {option} is set by this command, as by its --idle and --per-allocation"
             )
     return options
+
+
+def check_worker_options(target: str, options: list[str]) -> None:
+    """Let the command `worker` parse what is passed on to it. Raises `UsageError`."""
+    from zndraw_joblib.cli.worker import worker  # noqa: PLC0415 - its module is not needed for `demand`
+
+    parser = typer.Typer(add_completion=False)
+    parser.command()(worker)
+    try:
+        typer.main.get_command(parser).make_context("worker", [target, *options])
+    except TyperException as error:
+        raise UsageError(f"The options of worker: {error.format_message()}") from error
 
 
 def _sbatch_options(arguments: list[str] | None) -> list[str]:
