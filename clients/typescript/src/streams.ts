@@ -8,6 +8,8 @@ import { Backoff, isUnreachable, sleep } from "./retry.js";
 export interface FollowOptions extends CallOptions {
   /** The `id` of the last event that the caller has: the stream goes on after it. */
   after?: string;
+  /** Called when the stream is open, and, with the reason, when it is not: then what a page shows may be old. */
+  onConnection?: (isOpen: boolean, reason?: unknown) => void;
 }
 
 // The server sends a comment every 15 s.
@@ -22,12 +24,13 @@ const MAX_EVENT_CHARACTERS = 16 * 1024 * 1024;
 export async function* follow<Stream extends TaskStream | RoomStream | GroupStream>(
   connection: Connection,
   path: string,
-  { after, signal }: FollowOptions = {},
+  { after, signal, onConnection }: FollowOptions = {},
 ): AsyncGenerator<SentEvent<Stream>, void, undefined> {
   const backoff = new Backoff();
   let last = after;
   for (;;) {
     let pause: number;
+    let reason: unknown;
     signal?.throwIfAborted();
     // One controller for each connection: a listener of the signal for each would stay until the end.
     const controller = new AbortController();
@@ -36,6 +39,7 @@ export async function* follow<Stream extends TaskStream | RoomStream | GroupStre
     try {
       const headers = { Accept: "text/event-stream", ...(last !== undefined && { "Last-Event-ID": last }) };
       const response = await connection.open({ method: "GET", path, headers, signal: controller.signal });
+      onConnection?.(true);
       for await (const event of eventsOf(response)) {
         // Several events may have come together.
         signal?.throwIfAborted();
@@ -50,9 +54,11 @@ export async function* follow<Stream extends TaskStream | RoomStream | GroupStre
       // A connection that breaks is an error of the platform, a TypeError in all of them.
       if (!isUnreachable(error) && !(error instanceof TypeError)) throw error;
       pause = backoff.after(error);
+      reason = error;
     } finally {
       signal?.removeEventListener("abort", onAbort);
     }
+    onConnection?.(false, reason);
     await sleep(pause, signal);
   }
 }

@@ -5,7 +5,9 @@ import { Queue } from "zndraw-joblib";
 const [url, token, id] = process.argv.slice(2) as [string, string, string];
 const queue = new Queue({ url, token });
 const { signal } = new AbortController();
-for await (const sent of queue.follow(id, { signal })) {
+const connections: string[] = [];
+const onConnection = (isOpen: boolean) => connections.push(isOpen ? "open" : "lost");
+for await (const sent of queue.follow(id, { signal, onConnection })) {
   switch (sent.event) {
     case "log":
       process.stdout.write(`log ${sent.data.data.lines.map((line) => line.text).join(" ")}\n`);
@@ -14,4 +16,5 @@ for await (const sent of queue.follow(id, { signal })) {
       process.stdout.write(`${sent.event}\n`);
   }
 }
+process.stdout.write(`${connections.slice(0, 3).join(" ")}\n`);
 process.stdout.write(`listeners ${getEventListeners(signal, "abort").length}\n`);

@@ -5,6 +5,8 @@ export interface TaskState {
   task?: TaskResponse;
   progress?: Progress;
   log: readonly LogLine[];
+  /** Whether the server cannot be reached: what is shown may be old. */
+  isAway?: boolean;
   error?: Error;
 }
 
@@ -26,7 +28,7 @@ export async function watchTask(queue: Queue, id: string, signal: AbortSignal, s
     if (!signal.aborted) show((state = { ...state, ...changes }));
   };
   try {
-    for await (const sent of queue.follow(id, { signal })) {
+    for await (const sent of queue.follow(id, { signal, onConnection: (isOpen) => change({ isAway: !isOpen }) })) {
       if (sent.event === "snapshot") {
         change({ task: sent.data, ...(sent.data.progress && { progress: sent.data.progress }) });
         if (!sent.data.attempt) continue;

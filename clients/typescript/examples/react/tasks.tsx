@@ -31,11 +31,12 @@ export function Tasks({ room }: { room: string }) {
 }
 
 function Task({ id }: { id: string }) {
-  const { task, progress, log, error } = useTask(queue, id);
+  const { task, progress, log, isAway, error } = useTask(queue, id);
   const [refusal, setRefusal] = useState<Error>();
   return (
     <section>
       <h2>{task?.status}</h2>
+      {isAway && <p role="status">The server cannot be reached; trying again</p>}
       <p role="alert">{(error ?? refusal)?.message}</p>
       {progress && <progress value={Number(progress.current ?? 0)} max={Number(progress.total ?? 1)} />}
       <pre>{log.map((line) => line.text).join("\n")}</pre>
