@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
+from databases import on_both
 from fastapi import FastAPI
 from rest import UNKNOWN_ID, V1, AsUser, expect_problem, register, submit
 
@@ -149,3 +150,29 @@ async def test_one_user_leaves_responses_to_others(
     await unread
     assert (await ada.get(url)).status_code == 200
     assert len(queue.response_bytes) == 0
+
+
+@on_both
+async def test_lists_of_long_schemas_and_payloads_are_bounded(client: httpx.AsyncClient) -> None:
+    """Any worker may register, and any submitter schedule, hundreds with 1 MiB each."""
+    job, long = await register(client), "x" * 1_000_000
+    times = {"job": job["full_name"], "at": "2099-01-01T00:00:00Z", "payload": {"a": long}}
+    for number in range(9):
+        assert (await client.put(f"{V1}/rooms/lab/schedules/s{number}", json=times)).status_code == 201
+        provider = {"category": "data", "name": f"p{number}", "schema": {"title": long}}
+        assert (await client.put(f"{V1}/rooms/lab/providers", json=provider)).status_code == 201
+    for noun in ("schedules", "providers"):
+        refused = await client.get(f"{V1}/rooms/lab/{noun}")
+        assert "Request fewer" in expect_problem(refused, 413, "content-too-large")["detail"]
+        page = await client.get(f"{V1}/rooms/lab/{noun}", params={"limit": 8})
+        assert len(page.json()["items"]) == 8
+        first = (await client.get(f"{V1}/{noun}")).json()
+        rest = (await client.get(f"{V1}/{noun}", params={"cursor": first["next"]})).json()
+        assert (len(first["items"]), len(rest["items"]), rest["next"]) == (8, 1, None)
+    own = {"category": "modifiers", "name": "Long", "schema": {"title": long}}
+    await client.put(f"{V1}/rooms/lab/jobs", json=own)
+    for path in ("/rooms/lab/overview", "/jobs"):
+        listed = (await client.get(f"{V1}{path}")).json()
+        entries = {entry["name"]: entry["schema"] for entry in listed.get("jobs") or listed["items"]}
+        assert (entries["Long"], entries["Rotate"]) == ({}, job["schema"])
+    assert (await client.get(f"{V1}/rooms/lab/jobs/lab:modifiers:Long")).json()["schema"] == own["schema"]

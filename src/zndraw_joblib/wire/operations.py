@@ -397,7 +397,7 @@ PUT_SCHEDULE = Operation("put_schedule", "PUT", "/rooms/{room_id}/schedules/{sch
     "schedules", Access.ROOM_WRITE, Scope.SUBMIT, Effect.WRITE_ONCE, sc.ScheduleResponse,
     body=sc.ScheduleRequest, status=201, problems=(*_JOB, p.Conflict, p.InvalidPayload, p.TooManyRequests))
 LIST_SCHEDULES = Operation("list_schedules", "GET", "/rooms/{room_id}/schedules",
-    "schedules", Access.ROOM_READ, Scope.READ, Effect.READ, SchedulePage)
+    "schedules", Access.ROOM_READ, Scope.READ, Effect.READ, SchedulePage, problems=(p.ContentTooLarge,))
 GET_SCHEDULE = Operation("get_schedule", "GET", "/rooms/{room_id}/schedules/{schedule}",
     "schedules", Access.ROOM_READ, Scope.READ, Effect.READ, sc.ScheduleResponse, problems=_SCHEDULE)
 UPDATE_SCHEDULE = Operation("update_schedule", "PATCH", "/rooms/{room_id}/schedules/{schedule}",
@@ -480,7 +480,7 @@ REGISTER_PROVIDER = Operation("register_provider", "PUT", "/rooms/{room_id}/prov
     "providers", Access.ROOM_WRITE, Scope.WORK, Effect.WRITE_ONCE, pr.ProviderResponse,
     body=pr.ProviderRegisterRequest, status=201, problems=(*_REGISTER, p.ContentTooLarge, p.TooManyRequests))
 LIST_PROVIDERS = Operation("list_providers", "GET", "/rooms/{room_id}/providers",
-    "providers", Access.ROOM_READ, Scope.READ, Effect.READ, ProviderPage,
+    "providers", Access.ROOM_READ, Scope.READ, Effect.READ, ProviderPage, problems=(p.ContentTooLarge,),
     for_task=ForTask.ROOM)
 GET_PROVIDER = Operation("get_provider", "GET", "/rooms/{room_id}/providers/{name}/info",
     "providers", Access.ROOM_READ, Scope.READ, Effect.READ, pr.ProviderResponse, problems=_PROVIDER,

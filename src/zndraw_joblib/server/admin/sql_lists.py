@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache
+from itertools import accumulate
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -17,18 +18,22 @@ from sqlalchemy import (
     ColumnElement,
     Integer,
     Select,
+    Text,
     and_,
     bindparam,
+    case,
     func,
+    literal_column,
     select,
     true,
     tuple_,
+    type_coerce,
     union,
     union_all,
 )
 
 from zndraw_joblib.server.admin.sql_figures import Service, services
-from zndraw_joblib.server.db.bulk import padded
+from zndraw_joblib.server.db.bulk import MAX_LISTED_BYTES, MAX_LISTED_SCHEMA, padded
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.statements import statement
 from zndraw_joblib.server.db.tables import AuditRecord, Group, Job, Pause, ProviderRecord, RoomCount, Schedule
@@ -87,7 +92,8 @@ class CursorList:
     """A list that is read in parts. Rows of `selects` are ordered by `keys`, columns of texts or integers.
 
     `kind` is its name in cursors, `entries` returns the items of rows, and `description` is for the OpenAPI
-    document. With more than one select, rows that are equal are one, and each filter must fit all of them.
+    document. `long` is a column of texts whose bytes bound a part of the list. With more than one select,
+    rows that are equal are one, and each filter must fit all of them.
     Keys are neither times nor UUIDs.
     """
 
@@ -99,6 +105,7 @@ class CursorList:
     entries: Callable[[Transaction, Sequence[Any]], Awaitable[list[Any]]]
     filters: Mapping[str, ListFilter] = field(default_factory=dict)
     is_descending: bool = False
+    long: str | None = None
 
     @property
     def columns(self) -> list[ColumnElement[Any]]:
@@ -132,10 +139,14 @@ async def read(
     query = _statement(cursor_list, names, len(rooms), is_first=page.cursor is None)
     if "now" in query.compile().params:
         params["now"] = await tx.now()
-    rows = (await tx.execute(query, params | {"limit": page.limit + 1})).all()
+    limit = page.limit
+    if cursor_list.long is not None:
+        sizes = _sizes(cursor_list, names, len(rooms), is_first=page.cursor is None)
+        limit = _fitting((await tx.execute(sizes, params | {"limit": limit})).scalars().all(), limit)
+    rows = (await tx.execute(query, params | {"limit": limit + 1})).all()
     following = None
-    if len(rows) > page.limit:
-        rows = rows[: page.limit]
+    if len(rows) > limit:
+        rows = rows[:limit]
         following = encode_cursor(cursor_list.kind, *[getattr(rows[-1], key) for key in cursor_list.keys])
     items = await cursor_list.entries(tx, rows) if rows else []
     response: CursorResponse[Any] = cursor_list.operation.answer(items=items, next=following)
@@ -163,6 +174,19 @@ def _statement(
     return _ordered(select(united), cursor_list)
 
 
+def _fitting(sizes: Sequence[int], limit: int) -> int:
+    """Return how many of the first rows have no more bytes than a list may have; at least one."""
+    return min(limit, max(1, sum(total <= MAX_LISTED_BYTES for total in accumulate(sizes))))
+
+
+@cache
+def _sizes(cursor_list: CursorList, filters: tuple[str, ...], rooms: int, *, is_first: bool) -> Select[Any]:
+    """Return the statement for how long the texts of the same rows are."""
+    rows = _statement(cursor_list, filters, rooms, is_first=is_first).subquery()
+    length = func.length(type_coerce(rows.c[cursor_list.long or ""], Text))
+    return select(length).order_by(*_order([rows.c[key] for key in cursor_list.keys], cursor_list))
+
+
 def _part(query: Select[Any], cursor_list: CursorList, *, is_first: bool) -> Select[Any]:
     if not is_first:
         columns = [query.selected_columns[key] for key in cursor_list.keys]
@@ -174,8 +198,11 @@ def _part(query: Select[Any], cursor_list: CursorList, *, is_first: bool) -> Sel
 
 def _ordered(query: Select[Any], cursor_list: CursorList) -> Select[Any]:
     columns = [query.selected_columns[key] for key in cursor_list.keys]
-    order = [column.desc() for column in columns] if cursor_list.is_descending else columns
-    return query.order_by(*order).limit(bindparam("limit"))
+    return query.order_by(*_order(columns, cursor_list)).limit(bindparam("limit"))
+
+
+def _order(columns: Sequence[ColumnElement[Any]], cursor_list: CursorList) -> list[ColumnElement[Any]]:
+    return [column.desc() for column in columns] if cursor_list.is_descending else [*columns]
 
 
 # Cursors: where the next request of a list continues, as opaque text.
@@ -315,6 +342,11 @@ def job_entry(  # noqa: PLR0913 - the parts of an entry
     )
 
 
+# As in `sql_jobs.page`.
+_SCHEMA = case(
+    (func.length(type_coerce(jobs.c.schema, Text)) <= MAX_LISTED_SCHEMA, jobs.c.schema),
+    else_=literal_column("'{}'"),
+).label("schema")
 # As `sql_pauses.is_job_paused`.
 _ENDS_LATER = jobs.c.paused_until > bindparam("now", type_=jobs.c.paused_until.type)
 _IS_PAUSED = and_(jobs.c.paused, func.coalesce(_ENDS_LATER, true()))
@@ -322,7 +354,11 @@ JOBS = CursorList(
     ops.LIST_ALL_JOBS,
     "List the jobs of all rooms by full name, with their counts. `deleted` adds soft-deleted jobs.",
     "jobs",
-    [select(*[jobs.c[name] for name in JOB_COLUMNS], jobs.c.full_name).where(~jobs.c.superseded)],
+    [
+        select(
+            *[_SCHEMA if name == "schema" else jobs.c[name] for name in JOB_COLUMNS], jobs.c.full_name
+        ).where(~jobs.c.superseded)
+    ],
     ["full_name"],
     _job_entries,
     {
@@ -435,6 +471,7 @@ PROVIDERS = CursorList(
     [select(*[ProviderRecord.__table__.c[name] for name in COLUMNS])],
     ["room_id", "category", "name"],
     _provider_entries,
+    long="schema",
 )
 
 # The schedules of all rooms.
@@ -452,6 +489,7 @@ SCHEDULES = CursorList(
     ["room_id", "name"],
     _schedule_entries,
     {"room": ListFilter(SearchedName, Schedule.__table__.c.room_id == bindparam("room"))},
+    long="spec",
 )
 
 # The groups of a room, or of all.

@@ -24,7 +24,12 @@ from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
+from zndraw_joblib.wire.problems import ContentTooLarge
+
 Value = TypeVar("Value")
+# A list has schemas, or payloads of schedules, of so many bytes together; each may have 1 MiB. A list of jobs
+# leaves out longer ones. As objects of Python they take ten times as much.
+MAX_LISTED_BYTES, MAX_LISTED_SCHEMA = 8 * 1024**2, 16 * 1024
 
 
 def by_column(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
@@ -45,6 +50,15 @@ def arrays(columns: Mapping[str, TypeEngine[Any]]) -> TableValuedAlias:
     ]
     named = [column(name, kind) for name, kind in columns.items()]
     return func.unnest(*bound).table_valued(*named, with_ordinality="place", name="given").render_derived()
+
+
+def check_listed(size: int, limit: int) -> None:
+    """Raise `ContentTooLarge` for a page of `limit` items with too many bytes of schemas or payloads."""
+    if size > MAX_LISTED_BYTES:
+        raise ContentTooLarge(
+            f"limit: these {limit} items hold {size} bytes of schemas or payloads; a page holds at most "
+            f"{MAX_LISTED_BYTES}. Request fewer at once"
+        )
 
 
 class _Rows(TypeDecorator[Any]):

@@ -8,7 +8,7 @@ from uuid import UUID, uuid4
 
 from pydantic_core import from_json, to_json
 
-from zndraw_joblib.server.db.bulk import padded
+from zndraw_joblib.server.db.bulk import MAX_LISTED_SCHEMA, padded
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.statements import BOOLEAN, INTEGER, UUID_TYPE, statement
 from zndraw_joblib.server.process.ports import Page
@@ -458,8 +458,18 @@ _NEXT_END = statement(
     "SELECT min(paused_until) FROM joblib_job WHERE paused_until IS NOT NULL", "paused_until"
 )
 _IS_VISIBLE = "room_id = ANY (:all_room_id) AND NOT deleted"
+_LISTED = [
+    f"CASE WHEN octet_length(schema) <= {MAX_LISTED_SCHEMA} THEN schema ELSE '{{}}' END AS schema"
+    if name == "schema"
+    else name
+    for name in COLUMNS
+]
 _PAGE = statement(
-    f"{_SELECT} WHERE {_IS_VISIBLE} ORDER BY created_at DESC, id DESC LIMIT :limit OFFSET :offset", *COLUMNS
+    f"""
+SELECT {", ".join(_LISTED)} FROM joblib_job WHERE {_IS_VISIBLE}
+ORDER BY created_at DESC, id DESC LIMIT :limit OFFSET :offset
+""",
+    *COLUMNS,
 )
 _COUNT_VISIBLE = statement(f"SELECT count(*) FROM joblib_job WHERE {_IS_VISIBLE}", "number")
 
@@ -852,7 +862,10 @@ async def claimable_counts(tx: Transaction) -> dict[str, int]:
 
 
 async def page(tx: Transaction, room_id: str, part: Page) -> tuple[list[JobRecord], int]:
-    """Return one page of the jobs that a room lists, newest first, and the count of all."""
+    """Return one page of the jobs that a room lists, newest first, and the count of all.
+
+    A schema of more than 16 KiB is empty.
+    """
     params = {"all_room_id": visible_rooms(room_id), "limit": part.limit, "offset": part.offset}
     rows = (await tx.execute(_PAGE, params)).all()
     return [JobRecord(*row) for row in rows], (await tx.execute(_COUNT_VISIBLE, params)).scalar_one()

@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import UUID, uuid4
 
-from zndraw_joblib.server.db.bulk import padded
+from zndraw_joblib.server.db.bulk import check_listed, padded
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.statements import FLOAT, INTEGER, TEXT, UUID_TYPE, one_row, statement
 from zndraw_joblib.server.process.ports import Page
@@ -81,6 +81,15 @@ _IS_HIDDEN = "room_id IS NOT DISTINCT FROM :room_id AND category IS NOT DISTINCT
 _IS_LISTED = f"room_id = ANY (:all_room_id) AND NOT ({_IS_HIDDEN})"
 _PAGE = statement(
     f"{_SELECT} WHERE {_IS_LISTED} ORDER BY created_at DESC, id DESC LIMIT :limit OFFSET :offset", *COLUMNS
+)
+_LISTED_BYTES = statement(
+    f"""
+SELECT coalesce(sum(octet_length(schema)), 0) FROM (
+    SELECT schema FROM joblib_provider WHERE {_IS_LISTED}
+    ORDER BY created_at DESC, id DESC LIMIT :limit OFFSET :offset
+) AS listed
+""",
+    "size",
 )
 _COUNT_LISTED = statement(f"SELECT count(*) FROM joblib_provider WHERE {_IS_LISTED}", "number")
 _CURRENT_WORKERS = statement(
@@ -186,11 +195,12 @@ async def page(
 ) -> tuple[list[ProviderRow], int]:
     """Return one page of the providers that a room lists, newest first, and the count of all.
 
-    Those of the room and category `hidden` are left out.
+    Those of the room and category `hidden` are left out. Raises `ContentTooLarge`.
     """
     room, category = hidden or (None, None)
     rooms = padded(sorted({room_id, GLOBAL, INTERNAL}))
     params = {"all_room_id": rooms, "room_id": room, "category": category, **part._asdict()}
+    check_listed((await tx.execute(_LISTED_BYTES, params)).scalar_one(), part.limit)
     rows = (await tx.execute(_PAGE, params)).all()
     return [ProviderRow(*row) for row in rows], (await tx.execute(_COUNT_LISTED, params)).scalar_one()
 

@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from zndraw_joblib.server.db.bulk import padded
+from zndraw_joblib.server.db.bulk import check_listed, padded
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.statements import INTEGER, statement
 from zndraw_joblib.server.queue.sql_pauses import is_room_paused
@@ -90,6 +90,14 @@ RETURNING {", ".join(COLUMNS)}
     *COLUMNS,
 )
 _PAGE = statement(f"{_SELECT} WHERE room_id = :room_id ORDER BY name LIMIT :limit OFFSET :offset", *COLUMNS)
+_LISTED_BYTES = statement(
+    """
+SELECT coalesce(sum(octet_length(spec)), 0) FROM (
+    SELECT spec FROM joblib_schedule WHERE room_id = :room_id ORDER BY name LIMIT :limit OFFSET :offset
+) AS listed
+""",
+    "size",
+)
 _COUNT = statement("SELECT count(*) FROM joblib_schedule WHERE room_id = :room_id", "number")
 # Those of a paused room are due when its pause ends.
 _WAITS = f"""next_due_at IS NOT NULL AND NOT paused
@@ -169,8 +177,9 @@ async def pause(tx: Transaction, room_id: str, name: str, *, paused: bool) -> Sc
 
 
 async def page(tx: Transaction, room_id: str, limit: int, offset: int) -> tuple[list[ScheduleRecord], int]:
-    """Return one page of a room's schedules by name, and the count of all."""
+    """Return one page of a room's schedules by name, and the count of all. Raises `ContentTooLarge`."""
     params = {"room_id": room_id, "limit": limit, "offset": offset}
+    check_listed((await tx.execute(_LISTED_BYTES, params)).scalar_one(), limit)
     rows = (await tx.execute(_PAGE, params)).all()
     return [ScheduleRecord(*row) for row in rows], await count(tx, room_id)
 
