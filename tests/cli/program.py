@@ -189,6 +189,7 @@ class RunningServer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.process.poll() is None:
+        # A test may have killed the server itself.
+        if self.process.stdout is not None and not self.process.stdout.closed:
             self.process.kill()
             self._wait()

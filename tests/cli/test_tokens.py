@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from waiting import wait_until
+
 from cli.conftest import Stack
 from cli.program import Program
 
@@ -64,6 +66,9 @@ def test_the_rights_of_a_token_change(program: Program) -> None:
     assert [run.code for run in runs[6:]] == [1, 2]
     assert "no token 'bob'" in runs[6].err
     assert "pass --role" in runs[7].err
+    assert [line[8] for line in shown] == ["", "", ""]
+    program.ok("token", "update", "eve", "--expires", "1s")
+    wait_until(lambda: program.ok("token", "list").splitlines()[1].split("\t")[8] == "expired")
 
 
 def test_an_invalid_token_name_is_an_error(program: Program) -> None:

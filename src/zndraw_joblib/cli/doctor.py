@@ -143,7 +143,7 @@ def check_clocks(clocks: Clocks) -> Iterator[CheckResult]:
         if ahead is not None
     }
     if not clocks_ahead:
-        yield skipped("clocks", "No other clock is known: the server does not answer")
+        yield skipped("clocks", "No other clock is known: neither server nor database has said its time")
         return
     wrong = {name: ahead for name, ahead in clocks_ahead.items() if abs(ahead) > _MAX_SKEW_SECONDS}
     for name, ahead in wrong.items():

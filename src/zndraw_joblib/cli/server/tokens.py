@@ -40,6 +40,10 @@ def _claims_of(token: TokenRecord) -> str | None:
     return None if token.max_tasks is None else f"{token.claims} of {token.max_tasks}"
 
 
+def _state_of(token: TokenRecord) -> str | None:
+    return "expired" if token.expires_at is not None and token.expires_at <= local_now() else None
+
+
 _TOKENS = ItemTable(
     {
         "name": "name",
@@ -50,11 +54,12 @@ _TOKENS = ItemTable(
         "created": "created_at",
         "expires": "expires_at",
         "last_used": "last_used_at",
+        "state": _state_of,
         "issued_by": "issued_by",
         "claims": _claims_of,
     },
     wide=["name", "rooms", "jobs"],
-    sparse=["issued_by", "claims"],
+    sparse=["state", "issued_by", "claims"],
 )
 
 
