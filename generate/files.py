@@ -13,6 +13,7 @@ from generate import (
     problem_types,
     problems,
     project,
+    stubs,
     sync_client,
     types,
 )
@@ -29,5 +30,9 @@ FILES: dict[Path, Callable[[], str]] = {
     _TYPES / "rest.d.ts": types.rest,
     _TYPES / "events.d.ts": event_types.text,
     ROOT / "clients" / "typescript" / "src" / "problems.ts": problem_types.text,
+    **{
+        ROOT / "src" / package.replace(".", "/") / "__init__.pyi": partial(stubs.text, package)
+        for package in stubs.PACKAGES
+    },
     **project.FILES,
 }

@@ -87,4 +87,4 @@ def test_a_schedule_of_a_job_is_checked() -> None:
     with pytest.raises(TypeError, match=r"@job: schedule of .* must be a cron expression or ScheduleTimes"):
         job(schedule=5)(tick)
     with pytest.raises(TypeError, match="croon"):
-        ScheduleTimes(croon="0 3 * * *")
+        ScheduleTimes(**{"croon": "0 3 * * *"})

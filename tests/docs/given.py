@@ -1,5 +1,6 @@
 """What the reader's own app has: names that the documentation uses without defining them."""
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import socketio
@@ -54,6 +55,9 @@ class Relax(Extension):
 
     steps: int = 0
 
+    def run(self, vis: Any) -> None:
+        """Relax."""
+
 
 class User(Base):
     """A user of the host."""
@@ -63,8 +67,7 @@ class User(Base):
     is_admin: Mapped[bool]
 
 
-class MyBackend(ResultBackend):
-    """A store of provider results."""
+MyBackend: Callable[..., ResultBackend]
 
 
 def current_user() -> Identity:

@@ -117,12 +117,16 @@ def test_python_is_type_checked(tmp_path: Path) -> None:
     (tmp_path / "mypy.ini").write_text(MYPY)
     for page, blocks in pages.items():
         (tmp_path / module_of(page)).write_text(as_module(blocks))
+    # The public names have types: what does not exist is an error.
+    (tmp_path / "wrong.py").write_text("from zndraw_joblib import Queue\n\nQueue().submmit()\n")
     path = [tmp_path, ROOT / "src", ROOT / "tests"]
     command = [sys.executable, "-m", "mypy", "--config-file", tmp_path / "mypy.ini"]
     command += ["--cache-dir", ROOT / ".mypy_cache" / "docs", *(tmp_path / module_of(page) for page in pages)]
+    command.append(tmp_path / "wrong.py")
     environment = {"MYPYPATH": ":".join(map(str, path)), "PATH": ""}
     done = subprocess.run(command, cwd=tmp_path, env=environment, check=False, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    errors = [line for line in done.stdout.splitlines() if ": error: " in line]
+    assert [error[:18] for error in errors] == ["wrong.py:3: error:"], done.stdout + done.stderr
 
 
 def is_excerpt(block: Code) -> bool:

@@ -207,7 +207,7 @@ async def test_an_executor_gets_the_token_of_its_task(sessions: Sessions, broker
 
     def identity(request: Request) -> Identity | None:
         user = request.headers.get("x-id")
-        return user and Identity(user, is_superuser=False)
+        return Identity(user, is_superuser=False) if user else None
 
     requests: list[TokenRequest] = []
 

@@ -182,7 +182,7 @@ class Commands:
 
     def fail_by_id(self, task_id: str, error: str) -> None:
         """Fail a task by its id."""
-        self._manager.fail_by_id(task_id, error)
+        self._manager.fail_by_id(task_id, error)  # type: ignore[attr-defined]
 
     def heartbeat(self) -> None:
         """Send one heartbeat."""

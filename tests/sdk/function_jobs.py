@@ -37,7 +37,7 @@ def where(task: TaskContext, vis: Any = None, words: list[str] | None = None) ->
 @job
 async def later(text: str, *, task: TaskContext | None = None) -> list[str | None]:
     """Return the text on an event loop."""
-    return [text, threading.current_thread().name, task and task.task_id]
+    return [text, threading.current_thread().name, task.task_id if task else None]
 
 
 @job(room="quiet")

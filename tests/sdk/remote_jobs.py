@@ -20,7 +20,7 @@ def pool() -> Executor:
 
 
 @job
-def remote_square(number: int, task: TaskContext, error: str = "") -> list[int]:
+def remote_square(task: TaskContext, number: int, error: str = "") -> list[int]:
     """Square a number.
 
     Args:

@@ -111,14 +111,14 @@ def test_each_parameter_is_a_list(worker: Make, room: str) -> None:
 
 def test_a_batch_has_equal_keys(worker: Make, room: str) -> None:
     """The other tasks are in other batches; all run."""
-    words = [of_one_model.task(text="a", model=f"m{number % 3}") for number in range(20)]
+    words: list[Any] = [of_one_model.task(text="a", model=f"m{number % 3}") for number in range(20)]
     ended = run_all(worker, room, words)
     assert [task.result for task in ended] == [[word.model] for word in words]
 
 
 def test_many_keys_and_long_runs_lose_no_task(worker: Make, room: str, tmp_path: Path) -> None:
     """Batches that wait too long are released, and claimed again."""
-    words = [of_one_model.task(text="a", model=f"m{number}") for number in range(30)]
+    words: list[Any] = [of_one_model.task(text="a", model=f"m{number}") for number in range(30)]
     assert [task.result for task in run_all(worker, room, words, concurrency=2)] == [
         [word.model] for word in words
     ]

@@ -6,7 +6,7 @@ import inspect
 import pickle
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any, Optional, cast
 
 import pytest
 from pydantic import BaseModel, Field, ValidationError
@@ -29,7 +29,7 @@ def test_a_job_is_still_its_function() -> None:
     assert inspect.signature(scale) == inspect.signature(scale.__wrapped__)
     assert repr(scale) == "<job sdk.function_jobs.scale>"
     assert isinstance(scale, JobFunction)
-    assert issubclass(scale, Extension)
+    assert issubclass(cast(Any, scale), Extension)
     assert (scale.category, scale.job_room, refuse.job_room) == ("jobs", "@global", "quiet")
     assert (where.__name__, where.category, where.policy.max_attempts) == ("Where", "analysis", 2)
 
@@ -93,7 +93,7 @@ def test_annotations_may_be_text_models_and_optional_contexts() -> None:
     def locate(point: "Point", path: Path, task: Optional["TaskContext"] = None, vis=None) -> Any:  # type: ignore[no-untyped-def]
         return point, path, task, vis
 
-    task = locate.task(point={"x": 1}, path="/a")
+    task: Any = locate.task(point={"x": 1}, path="/a")
     assert (task.point, task.path) == (Point(x=1), Path("/a"))
     assert task.run("context") == (Point(x=1), Path("/a"), None, "context")
     assert "description" not in locate.model_json_schema()

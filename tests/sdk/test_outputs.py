@@ -2,7 +2,7 @@
 
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -48,7 +48,7 @@ def relax(steps: int, frames: list[int], scale: float = 1.0) -> int:
 
 def test_fields_of_a_job_take_outputs_beside_checked_values() -> None:
     """What is no output is converted to the type of its field, and has its default."""
-    node = Node(width=Output(FIRST, "/w"), path="a/b", frames=[1, Output(SECOND)], near={"width": 2})
+    node = Node(width=Output(FIRST, "/w"), path="a/b", frames=[1, Output(SECOND)], near={"width": 2})  # type: ignore[list-item]
     assert codecs.payload_of(node) == {
         "width": {"$result": {"task": FIRST, "pointer": "/w"}},
         "path": "a/b",
@@ -77,7 +77,7 @@ def test_fields_of_a_job_take_outputs_beside_checked_values() -> None:
 def test_wrong_values_beside_an_output(fields: dict[str, Any], error: str) -> None:
     """They are errors as without one."""
     with pytest.raises(ValidationError, match=error):
-        Node(frames=[Output(FIRST)], **fields)
+        Node(frames=[Output(FIRST)], **fields)  # type: ignore[list-item]
     with pytest.raises(ValueError, match="no JSON pointer"):
         Output(FIRST, "x")
 
@@ -91,7 +91,7 @@ def test_what_a_submit_waits_for() -> None:
     payload = codecs.plain_payload({"atoms": build.output("/atoms"), "all": [Output(FIRST)]})
     assert after_of([SECOND, build], payload, earlier) == {"tasks": [SECOND, 1, FIRST]}
     assert payload["atoms"] == {"$result": {"task": 1, "pointer": "/atoms"}}
-    after = After(tasks=[FIRST], groups=[group], on_failure="hold")
+    after = After(tasks=[UUID(FIRST)], groups=[group], on_failure="hold")
     expected = {"tasks": [FIRST], "groups": [str(group)], "on_failure": "hold"}
     assert after_of(after, {}, EarlierTasks()) == expected
     assert after_of(dict(after), {}, EarlierTasks()) == expected

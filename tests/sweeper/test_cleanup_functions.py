@@ -70,7 +70,9 @@ class TestCleanupWorker:
             emissions = await cleanup_worker(session, await get_worker(session, job["worker_id"]))
             await session.commit()
         assert len(emissions) == len(set(emissions)) == 4
-        events = {str(e.event.id): e for e in emissions if isinstance(e.event, TaskStatusEvent)}
+        events = {
+            str(e.event.id): (e.event, e.room) for e in emissions if isinstance(e.event, TaskStatusEvent)
+        }
         for task in held:
             event, room = events[task["id"]]
             assert (event.status, event.error, room) == ("failed", "Worker disconnected", "room:lab")
@@ -223,7 +225,12 @@ class TestStuckInternalTasks:
             assert after["completed_at"] is not None
         for task in (late, ended, fresh):
             assert await queue.get_task(task) == task
-        events = {(str(e.event.id), e.event.status, e.room) for e in emissions}
+        events = {
+            (str(e.event.id), e.event.status, e.room)
+            for e in emissions
+            if isinstance(e.event, TaskStatusEvent)
+        }
+        assert len(events) == len(emissions)
         assert events == {(task["id"], "failed", "room:lab") for task in (claimed, running)}
 
     async def test_remote_tasks_stay(

@@ -229,7 +229,7 @@ def attempts_of(tasks: list[TaskHandle]) -> set[int]:
     return {task.refresh().attempt for task in tasks}
 
 
-def submit_numbers(queue: Queue, count: int) -> list[TaskHandle]:
+def submit_numbers(queue: Queue, count: int) -> list[Any]:
     """Submit a task for each number."""
     return queue.submit_many([NewTask("echo", {"value": number}) for number in range(count)])
 

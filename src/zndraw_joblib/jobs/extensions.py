@@ -54,7 +54,7 @@ class Extension(BaseModel, ABC):
         __init__.__pydantic_base_init__ = True
 
     @abstractmethod
-    def run(self, vis: Any, **kwargs: Any) -> Any:
+    def run(self, vis: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Do the work and return the task's result: JSON values, arrays, atoms, images, bytes or files.
 
         `vis` is the context that the worker's host creates for each task, or None. A `run` with an argument

@@ -273,6 +273,8 @@ else:
 Call = ParamSpec("Call")
 Payload = ParamSpec("Payload")
 Result = TypeVar("Result")
+# A running task, which has no place in the payload.
+Context = TypeVar("Context", bound=TaskContext)
 
 
 # The methods of functions of Celery, RQ, Dramatiq, taskiq and Huey that submit a task.
@@ -284,6 +286,8 @@ class JobFunction(ModelMetaclass, Generic[Call, Payload, Result]):
 
     category: str
     job_room: str
+    policy: JobPolicy
+    job_schedule: ScheduleTimes | None
     __wrapped__: Callable[..., Any]
     __job_signature__: JobSignature
 
@@ -301,6 +305,11 @@ class JobFunction(ModelMetaclass, Generic[Call, Payload, Result]):
                 f"{cls!r} has no {name!r}, because a job knows no queue: "
                 f"submit it with Queue().submit({cls.__qualname__}.task(…))"
             )
+
+    if TYPE_CHECKING:  # of the class that a job is
+
+        def model_json_schema(cls) -> dict[str, Any]:
+            """Return the JSON Schema of the job's payload."""
 
     def task(cls, *args: Payload.args, **kwargs: Payload.kwargs) -> Extension:
         """Return a task of the job, to submit: the arguments are those of the function.
@@ -360,16 +369,16 @@ class JobDecorator(Protocol):
 
     @overload
     def __call__(
-        self, function: Callable[Concatenate[TaskContext, Payload], Result], /
-    ) -> JobFunction[Concatenate[TaskContext, Payload], Payload, Result]: ...
+        self, function: Callable[Concatenate[Context, Payload], Result], /
+    ) -> JobFunction[Concatenate[Context, Payload], Payload, Result]: ...
     @overload
     def __call__(self, function: Callable[Call, Result], /) -> JobFunction[Call, Call, Result]: ...
 
 
 @overload
 def job(
-    function: Callable[Concatenate[TaskContext, Payload], Result], /
-) -> JobFunction[Concatenate[TaskContext, Payload], Payload, Result]: ...
+    function: Callable[Concatenate[Context, Payload], Result], /
+) -> JobFunction[Concatenate[Context, Payload], Payload, Result]: ...
 @overload
 def job(function: Callable[Call, Result], /) -> JobFunction[Call, Call, Result]: ...
 @overload

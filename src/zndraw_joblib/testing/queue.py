@@ -236,6 +236,7 @@ class AsyncTestQueue:
         *,
         room: str = "test",
         user: str = "tester",
+        on_end: str | None = None,
         **options: Unpack[SubmitOptions],
     ) -> TaskResponse:
         """Submit a task as the user with the id `user`, and return it.
@@ -246,7 +247,9 @@ class AsyncTestQueue:
         """
         job_room = None if isinstance(job, str) else self._room_of(job)
         caller = Identity(user, is_superuser=False)
-        call = self._joblib.submit(job, payload, room=room, job_room=job_room, identity=caller, **options)
+        call = self._joblib.submit(
+            job, payload, room=room, job_room=job_room, identity=caller, on_end=on_end, **options
+        )
         return await self._call(call)
 
     async def create_group(  # noqa: PLR0913 - one keyword for each field
