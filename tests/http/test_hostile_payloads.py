@@ -126,7 +126,8 @@ async def test_one_user_leaves_responses_to_others(
     """What a client does not take counts for its user, beyond whose share a response is a 429."""
     queue: QueueState = app.state.joblib
     queue.response_bytes = bytes_of_responses(queue.runtime.settings, 400_000)
-    task = await submit(client, await register(client), text="x" * 120_000)
+    job, text = await register(client), "x" * 120_000
+    task = await submit(client, job, text=text)
     ada, bob = await as_user("ada"), await as_user("bob")
     url = f"{V1}/tasks/{task['id']}"
     sent, is_taken = asyncio.Event(), asyncio.Event()
@@ -146,6 +147,8 @@ async def test_one_user_leaves_responses_to_others(
     assert "its share (max_share_per_user" in expect_problem(refused, 429, "too-many-requests")["detail"]
     assert refused.headers["x-request-id"]
     assert (await bob.get(url)).status_code == 200
+    # What has changed something is not refused.
+    assert (await submit(ada, job, text=text))["payload"] == {"text": text}
     is_taken.set()
     await unread
     assert (await ada.get(url)).status_code == 200

@@ -747,9 +747,12 @@ class JsonResponse(Response):
             joined.flush()
 
     async def _send_large(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send a response that counts for the caller until the client has taken it, if it fits its share."""
+        """Send a response that counts for the caller until the client has taken it, if it fits its share.
+
+        The response to a change is sent in any case: a refusal would look as if nothing had been changed.
+        """
         queue, caller = scope.get(QUEUE), scope.get(CALLER)
-        if queue is None or caller is None:
+        if queue is None or caller is None or scope["method"] not in _SAFE:
             await super().__call__(scope, receive, send)
             return
         try:
