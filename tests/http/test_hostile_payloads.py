@@ -137,11 +137,7 @@ async def test_one_user_leaves_responses_to_others(
             sent.set()
             await is_taken.wait()
 
-    request = ada.build_request("GET", url)
-    headers = [(name.lower(), value) for name, value in request.headers.raw]
-    scope = {"type": "http", "method": "GET", "path": url, "raw_path": url.encode(), "query_string": b""}
-    scope |= {"http_version": "1.1", "scheme": "http", "headers": headers, "root_path": ""}
-    unread = asyncio.create_task(app({**scope, "asgi": {"version": "3.0"}}, asyncio.Event().wait, send))
+    unread = asyncio.create_task(app(scope_of(ada, url), asyncio.Event().wait, send))
     await sent.wait()
     refused = await ada.get(url)
     assert "its share (max_share_per_user" in expect_problem(refused, 429, "too-many-requests")["detail"]
@@ -179,3 +175,11 @@ async def test_lists_of_long_schemas_and_payloads_are_bounded(client: httpx.Asyn
         entries = {entry["name"]: entry["schema"] for entry in listed.get("jobs") or listed["items"]}
         assert (entries["Long"], entries["Rotate"]) == ({}, job["schema"])
     assert (await client.get(f"{V1}/rooms/lab/jobs/lab:modifiers:Long")).json()["schema"] == own["schema"]
+
+
+def scope_of(client: httpx.AsyncClient, path: str) -> dict[str, Any]:
+    """Return the ASGI scope of a GET request of a client."""
+    headers = [(name.lower(), value) for name, value in client.build_request("GET", path).headers.raw]
+    scope = {"type": "http", "method": "GET", "path": path, "raw_path": path.encode(), "query_string": b""}
+    scope |= {"http_version": "1.1", "scheme": "http", "headers": headers, "root_path": ""}
+    return {**scope, "asgi": {"version": "3.0"}}
