@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import closing
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +143,9 @@ def test_a_worker_reads_the_end_of_its_token_again(
         assert manager._session is not None
         remaining = manager._session.watch.seconds_for_tasks
         assert 0 < (remaining() or 0) < 600
-        write(server, "UPDATE joblib_token SET expires_at = NULL WHERE name = ?", issued.name)
+        # An end that is more than a week away limits no claim.
+        end = str(datetime.now(UTC).replace(tzinfo=None) + timedelta(days=8))
+        write(server, "UPDATE joblib_token SET expires_at = ? WHERE name = ?", end, issued.name)
         wait_until(lambda: remaining() is None, 30)
 
 

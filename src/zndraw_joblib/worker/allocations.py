@@ -22,6 +22,8 @@ _LAST_SECONDS = 10.0
 _CHECK_SECONDS = 1.0
 # Another request for the end of the token follows after a quarter of the time that is left, within these.
 _SOONEST_READ_SECONDS, _LATEST_READ_SECONDS = 10.0, 600.0
+# A token that ends later limits no claim, so claims need not say how much time is left.
+_FAR_SECONDS = 7 * 86400.0
 _NO_JOB_SECONDS = 10.0
 _SLURM_END = "SLURM_JOB_END_TIME"
 _SLURM_JOB = "SLURM_JOB_ID"
@@ -253,7 +255,7 @@ class AllocationWatch:
             return
         pause = math.inf if seconds is None else min(max(pause, seconds / 4), _LATEST_READ_SECONDS)
         self._read_at = time.monotonic() + pause
-        self._set_end(seconds)
+        self._set_end(seconds if seconds is not None and seconds <= _FAR_SECONDS else None)
 
     def _set_end(self, token_seconds: float | None) -> None:
         ends_at, ended_with_token = self._own_end, self.ends_with_token
