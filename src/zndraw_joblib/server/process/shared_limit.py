@@ -275,13 +275,13 @@ class StoredLimit:
 
     def _check_possible(self, amount: int) -> None:
         """Raise `ContentTooLarge` for more than a user may ever have: a repeat is refused too."""
-        most, name = self.limit(), self.setting
-        if self.share() < most:
-            most, name = self.share(), f"max_share_per_user of {self.setting}"
-        if amount > max(1, most):
+        largest, setting = self.limit(), self.setting
+        if self.share() < largest:
+            largest, setting = self.share(), f"max_share_per_user of {self.setting}"
+        if amount > max(1, largest):
             raise ContentTooLarge(
-                f"{amount} {self.what} are more than one caller may have, which is {most} ({name}): send at "
-                f"most {most} in one request, or ask the operator to raise {self.setting}"
+                f"{amount} {self.what} are more than one caller may have, which is {largest} ({setting}): "
+                f"send at most {largest} in one request, or ask the operator to raise {self.setting}"
             )
 
     @staticmethod
