@@ -312,6 +312,9 @@ async def test_a_search_for_few_among_many_ends_early_and_reads_on(replica: Repl
     assert (part.items, part.next is None) == ([], False)
     assert await everything(replica, 5, budget, text='"n":7}') == [rows[7]["id"]]
     assert await everything(replica, 5, Budget(seconds=0), text='"n":7}', room=["lab"]) == [rows[7]["id"]]
+    newest, of_ten = TaskFilter(text='"n":39'), Budget(rows=1, seconds=0)
+    part = await replica.runtime.database.read(rules_searches.find, newest, CursorPage(10, None), of_ten)
+    assert [found.id for found in part.items] == [row["id"] for row in rows[:389:-1]]  # 16 rows at least
     assert await everything(replica, 200, budget) == [row["id"] for row in reversed(rows)]
     first, last = datetime.min.replace(tzinfo=UTC), datetime(9999, 12, 31, 23, 59, tzinfo=UTC)
     assert len(await everything(replica, 200, since=first, until=last)) == 400

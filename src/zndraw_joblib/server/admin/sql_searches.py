@@ -331,6 +331,8 @@ FEW = 2_000
 _WINDOWS = (4, 16, 64, 256, 1024)
 # Payloads may have 1 MiB each.
 _FIRST, _FIRST_WITH_TEXT = 256, 4
+# A search of fewer rows is whole, also where the first window waited for the compilation of its statement.
+_LEAST = 16
 _MAX_ROWS_FIRST, _MAX_ROWS = 1024, 4096
 # Unsuccessful tasks are scattered: without statistics PostgreSQL would rather scan than read more of them.
 _MAX_UNSUCCESSFUL = 256
@@ -350,8 +352,9 @@ class SearchPosition(NamedTuple):
 class Budget(NamedTuple):
     """How much a search reads at most: about `rows`, and no window that ends after `seconds`.
 
-    The search does not interrupt a window. After a window that took less than `grow_below` seconds, the next
-    one is four times larger; after a window that took more than `shrink_above` seconds, it is smaller.
+    A search reads 16 rows however long that takes, and does not interrupt a window. After a window that took
+    less than `grow_below` seconds, the next one is four times larger; after a window that took more than
+    `shrink_above` seconds, it is smaller.
     """
 
     rows: int = 20_000
@@ -511,7 +514,7 @@ class _Pace:
             self._index = max(self._index - 1, 0)
         elif took < self._budget.grow_below and self._may_be(following):
             self._index = following
-        return self._read < self._budget.rows and now + took < self._gives_up
+        return self._read < _LEAST or (self._read < self._budget.rows and now + took < self._gives_up)
 
 
 class SearchPart(NamedTuple):
