@@ -97,9 +97,11 @@ def start(programs: Path, server: ClockServer, token_file: Path, room: str) -> S
     """Return a function that runs a worker during a block."""
 
     @contextmanager
-    def run(url: str = server.url, concurrency: int = 1, drain_seconds: str = "") -> Iterator[NodeProgram]:
+    def run(
+        url: str = server.url, concurrency: int = 1, drain_seconds: str = "", **environment: str
+    ) -> Iterator[NodeProgram]:
         arguments = url, str(token_file), room, str(concurrency), drain_seconds, server.url
-        with node(programs / "protections.js", *arguments) as worker:
+        with node(programs / "protections.js", *arguments, **environment) as worker:
             worker.wait_for("serves")
             yield worker
 
@@ -326,6 +328,30 @@ def test_a_worker_whose_token_has_ended_tries_rarely_and_keeps_its_outcomes(
         token_file.write_text(server.token)
         assert task.result(60) == "ends"
         assert task.refresh().attempt == 1
+
+
+def test_a_worker_ends_when_its_token_is_refused_for_long(start: Start, queue: Queue) -> None:
+    """With an error, after a minute of 401s alone; its task sees that it is lost.
+
+    One whose token a function returns goes on, as the test before shows.
+    """
+    with start(TOKEN_IS_FIXED="1") as worker:
+        queue.submit("hold")
+        worker.wait_for("holds")
+        for accepted_after in (50, None):
+            worker.send("refuse")
+            worker.wait_for("Heartbeat: Unauthorized")
+            worker.send("ahead 50")
+            worker.wait_for("Heartbeat: Unauthorized")
+            if accepted_after:
+                worker.send("accept")
+                worker.wait_for("accepted")
+        worker.send("ahead 10")
+        assert "each response of 60 s: The bearer token is unknown" in worker.wait_for("error: ")
+        worker.wait_for("stopped: lost")
+        worker.send("ends")
+        assert "Pass a valid token, or a function" in worker.wait_for("refused: Unauthorized: ")
+        assert worker.end() == 0
 
 
 def test_what_a_proxy_refuses_as_too_large(start: Start, server: ClockServer, queue: Queue) -> None:

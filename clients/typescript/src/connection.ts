@@ -89,6 +89,8 @@ export type OperationOptions<M extends Method, P extends keyof paths> = CallOpti
 export class Connection {
   readonly url: string;
   readonly retrySeconds: number;
+  /** Called after each request with why it failed, or undefined; not for those of connections that are made from this one. */
+  onResponse: ((error?: unknown) => void) | undefined;
   readonly #options: ConnectionOptions;
   readonly #fetch: typeof fetch;
   /** Whether a response has come: also one of the connection that this one was made from. */
@@ -197,10 +199,14 @@ export class Connection {
       const response = await this.#fetch(url, init);
       this.#reached.server = true;
       if (!response.ok) throw await this.#errorOf(request, response);
-      return await read(response);
+      const result = await read(response);
+      this.onResponse?.();
+      return result;
     } catch (error) {
       request.signal?.throwIfAborted();
-      throw this.#connectionError(request, error, init.signal);
+      const reason = this.#connectionError(request, error, init.signal);
+      this.onResponse?.(reason);
+      throw reason;
     }
   }
 

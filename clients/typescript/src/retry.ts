@@ -53,6 +53,11 @@ export function isRefusalOfHost(error: unknown): boolean {
   return error instanceof UnexpectedResponse && error.isRefusal;
 }
 
+/** Return whether the server, or the application that hosts it, refused the token. */
+export function isUnauthorized(error: unknown): boolean {
+  return statusOf(error) === 401 || (isRefusalOfHost(error) && (error as UnexpectedResponse).status === 401);
+}
+
 /** Return whether the server did not respond, is too busy, or is still starting. */
 export function isUnreachable(error: unknown): boolean {
   return (isConnectionError(error) && !isRefusalOfHost(error)) || BUSY.has(statusOf(error) ?? 0);
@@ -86,6 +91,20 @@ export function describe(error: unknown): string {
     return error instanceof Error ? `${error.name || "Error"}: ${error.message}` : String(error);
   } catch {
     return "Error: it has no text";
+  }
+}
+
+/** Calls `act` once each response of a minute was a 401: servers that restart one by one may have different secrets meanwhile. */
+export class RefusedToken {
+  static readonly seconds = 60;
+  #since: number | undefined;
+
+  constructor(readonly act: (error: unknown) => void) {}
+
+  /** Note a response, or why there was none. */
+  note(error: unknown): void {
+    if (!isUnauthorized(error)) this.#since = undefined;
+    else if (now() - (this.#since ??= now()) >= RefusedToken.seconds) this.act(error);
   }
 }
 

@@ -3,12 +3,12 @@ import { appliedWait, Connection, filledPath, newKey, type ConnectionOptions } f
 import { JoblibError, ProblemError, UnexpectedResponse, type TaskStopped } from "./errors.js";
 import { Lookahead } from "./lookahead.js";
 import { completed, failed, refusedOutcome, type Outcome } from "./outcomes.js";
-import { ResultStoreFull, WorkerNotFound } from "./problems.js";
+import { ResultStoreFull, Unauthorized, WorkerNotFound } from "./problems.js";
 import type { Payload } from "./queue.js";
 import { UnusableResult, withResults } from "./references.js";
 import { Reporter, REPORT_SECONDS } from "./reporter.js";
 import type { JobRegisterRequest, TaskClaimResponse, TaskResponse, WorkerInfo, WorkerResponse } from "./rest.js";
-import { after, Backoff, describe, isGone, isRefusalOfHost, isTransient, now, repeated, sleep, statusOf } from "./retry.js";
+import { after, Backoff, describe, isGone, isTransient, isUnauthorized, now, RefusedToken, repeated, sleep, statusOf } from "./retry.js";
 import { RunningTask } from "./running-task.js";
 import { stringifyJson } from "./json.js";
 import { decode, type Content } from "./values.js";
@@ -79,6 +79,8 @@ const EARLY_PAUSE_SECONDS = 0.1;
 const LONG_POLL_SECONDS = 5;
 const LAST_RESPONSE_SECONDS = 0.1;
 const LEAVE_SECONDS = 5;
+// For the running tasks to notice that they are lost.
+const REFUSED_END_SECONDS = 5;
 const SHORTEST_INTERVAL_SECONDS = 2;
 const HEARTBEATS_PER_INFO = 10;
 const MAX_NAMED_TASKS = 1000;
@@ -121,12 +123,17 @@ export class JobWorker {
   /** Whether tasks that did not start could not be given back while it stops. */
   #hasKept = false;
   #refusal: unknown;
+  /** When it ends although tasks run: the server has refused its token for long. */
+  #endsBy = Infinity;
   #hasBegun = false;
 
   constructor(options: JobWorkerOptions = {}) {
     const { concurrency = 1, prefetch = 100, name, labels, connectSeconds = 60, log = logToConsole } = options;
     if (!Number.isInteger(concurrency) || concurrency < 1) throw new RangeError(`concurrency: ${concurrency} is not a number of tasks, 1 or more`);
     this.connection = new Connection(options);
+    const refused = new RefusedToken((error) => this.#endRefused(error));
+    // A function may return another token at any time.
+    if (!this.connection.hasTokenFunction) this.connection.onResponse = (error) => refused.note(error);
     this.#concurrency = concurrency;
     this.#connectSeconds = connectSeconds;
     this.#log = guarded(log);
@@ -161,7 +168,6 @@ export class JobWorker {
     try {
       await this.#enter();
       await this.#work(options.drainSeconds);
-      if (this.#refusal !== undefined) throw this.#refusal;
     } catch (error) {
       const { signal } = this.#stopping;
       if (!signal.aborted || error !== signal.reason) throw error; // it was stopped before it was registered
@@ -170,6 +176,7 @@ export class JobWorker {
       options.signal?.removeEventListener("abort", stop);
       restore();
     }
+    if (this.#refusal !== undefined) throw this.#refusal;
   }
 
   /** Claim no more, let running tasks end, and leave: `run` resolves then. */
@@ -235,6 +242,11 @@ export class JobWorker {
     });
   }
 
+  /** Whether the server has refused the token for long, so that no request can succeed. */
+  get #isRefused(): boolean {
+    return this.#endsBy < Infinity;
+  }
+
   /** Return whether the server refuses the token, and no function can return another one. */
   #isTokenRefused(error: unknown): boolean {
     return isUnauthorized(error) && !this.connection.hasTokenFunction;
@@ -279,6 +291,22 @@ export class JobWorker {
       }
     }
     if (count === 0 && refusal !== undefined) throw refusal;
+  }
+
+  /** End a worker without a valid token: no request of it can succeed, and its tasks are lost to it. */
+  #endRefused(error: unknown): void {
+    if (this.#isRefused) return;
+    this.#endsBy = now() + REFUSED_END_SECONDS;
+    const reason = `The token of the worker was refused, with each response of ${RefusedToken.seconds} s: ${(error as Error).message}`;
+    const detail = `${reason}. Pass a valid token, or a function that returns one for each request`;
+    this.#refusal = new Unauthorized({ type: "/v1/problems/unauthorized", title: "Unauthorized", status: 401, detail });
+    this.#log("error", `${reason}. Worker ${this.#workerId} ends, and its ${this.#held.size} task(s) are lost to it`);
+    for (const task of [...this.#held.values()]) {
+      task.stop("lost");
+      this.#forget(task);
+    }
+    this.stop();
+    this.#change.notify();
   }
 
   // Heartbeats
@@ -566,6 +594,10 @@ export class JobWorker {
 
   /** Claim no more. The server is asked first to give out no tasks: a task of the open claim would be lost. */
   async #stopClaiming(claims: Promise<void>): Promise<void> {
+    if (this.#isRefused) {
+      this.#poll?.abort(new JoblibError("The worker ends"));
+      return claims;
+    }
     const paths = [...this.#jobs.keys()].map((name) => filledPath("/workers/{id}/jobs/{name}", { id: this.#workerId, name }));
     const began = now();
     await Promise.all(paths.map((path) => this.#briefly("DELETE", path)));
@@ -634,7 +666,7 @@ export class JobWorker {
   async #idle(seconds = Infinity): Promise<boolean> {
     const deadline = now() + seconds;
     while (this.#running > 0 || !this.#reporter.isIdle) {
-      const left = deadline - now();
+      const left = Math.min(deadline, this.#endsBy) - now();
       if (left <= 0) return false;
       await this.#change.wait(left);
     }
@@ -643,7 +675,7 @@ export class JobWorker {
 
   async #leave(): Promise<void> {
     // Tasks of a worker that leaves are lost. Those that did not start return to their queues if it just stays away.
-    if (this.#hasKept) return;
+    if (this.#hasKept || this.#isRefused) return;
     await this.#briefly("DELETE", filledPath("/workers/{id}", { id: this.#successor ?? this.#workerId }));
   }
 
@@ -675,11 +707,6 @@ class Change {
       this.#waiters.add(wake);
     });
   }
-}
-
-/** Return whether the server, or the application that hosts it, refused the token. */
-function isUnauthorized(error: unknown): boolean {
-  return statusOf(error) === 401 || (isRefusalOfHost(error) && (error as UnexpectedResponse).status === 401);
 }
 
 function until(signal: AbortSignal): Promise<void> {

@@ -1,6 +1,7 @@
 // The part of Node that the programs use.
 declare const process: {
   argv: string[];
+  env: Record<string, string | undefined>;
   pid: number;
   stdin: unknown;
   stdout: { write(text: string): void };

@@ -6,6 +6,8 @@ import { JobWorker, type TaskStopped } from "zndraw-joblib/worker";
 const [url, tokenFile, room, concurrency, drainSeconds, server] = process.argv.slice(2) as [string, string, string, string, string, string];
 const print = (text: string) => process.stdout.write(`${text}\n`);
 const token = () => readFileSync(tokenFile, "utf8");
+const isFixed = process.env["TOKEN_IS_FIXED"] !== undefined;
+let isRefused = false;
 
 let ahead = 0;
 const clocks = { elapsed: performance.now.bind(performance), time: Date.now };
@@ -17,6 +19,7 @@ const order = () => new Promise<string>((resolve) => orders.push(resolve));
 createInterface({ input: process.stdin }).on("line", (line) => {
   const [name, seconds] = line.split(" ");
   if (name === "ahead") ahead += Number(seconds);
+  else if (name === "refuse" || name === "accept") isRefused = name === "refuse";
   else if (name === "ran") print(`ran ${JSON.stringify(ran)}`);
   else {
     const waiting = orders;
@@ -35,7 +38,13 @@ async function advance(seconds: number): Promise<void> {
 const options = { room, max_attempts: 3, retry_on: ["worker_lost" as const] };
 const worker = new JobWorker({
   url,
-  token,
+  token: isFixed ? token() : token,
+  fetch: async (input, init) => {
+    const wasRefused = isRefused;
+    const response = await fetch(input, wasRefused ? { ...init, headers: { ...init?.headers, Authorization: "Bearer unknown" } } : init);
+    if (isFixed && !wasRefused) print("accepted");
+    return response;
+  },
   concurrency: Number(concurrency),
   log: (level, message) => print(`${level}: ${message}`),
 });
@@ -86,7 +95,7 @@ worker.job("text", ({ length }) => "x".repeat(length), options);
 worker.job("file", ({ length }) => new Uint8Array(length), options);
 
 const limit = drainSeconds === "" ? {} : { drainSeconds: Number(drainSeconds) };
-await worker.run({ exitSignals: true, ...limit }).catch((error: Error) => print(`refused: ${error.name}`));
+await worker.run({ exitSignals: true, ...limit }).catch((error: Error) => print(`refused: ${error.name}: ${error.message}`));
 print(`ran ${JSON.stringify(ran)}`);
 print("left");
 process.exit(0);
