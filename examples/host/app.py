@@ -58,7 +58,7 @@ def create_app(
         tsio=sio,
         on_end={"save-energy": simulations.saver(app.state.sessions)},
     )
-    joblib.mount(app, dashboard="/queue")
+    joblib.mount(app, dashboard="/queue", health="/health")
     register_socketio_handlers(sio, joblib)
     app.mount("/socket.io", socketio.ASGIApp(sio))
     app.add_exception_handler(ProblemException, problem_exception_handler)

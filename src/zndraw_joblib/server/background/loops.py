@@ -45,6 +45,11 @@ REDIS = "redis"
 CLOCK = "clock"
 
 
+def reasons(checks: Mapping[str, str]) -> dict[str, str]:
+    """Return the reasons of the checks by which a server is not ready."""
+    return {name: check for name, check in checks.items() if check != "ok" and name not in {REDIS, CLOCK}}
+
+
 class Health:
     """Runs the health checks. Each of `checks` returns `ok` or a reason."""
 
@@ -53,6 +58,7 @@ class Health:
         self._checks = checks
         self._cached: tuple[float, dict[str, str]] | None = None
         self._running: asyncio.Task[dict[str, str]] | None = None
+        self._logged: dict[str, str] = {}
 
     async def check(self) -> dict[str, str]:
         """Return `ok` or a reason for each check, from a cache for one second. One check runs at a time."""
@@ -67,7 +73,14 @@ class Health:
         probe, redis = await asyncio.gather(self._probe(), self._probe_redis())
         results = {"work": probe, **{name: run() for name, run in self._checks.items()}, **redis}
         self._cached = time.monotonic() + _CACHE_SECONDS, results
+        self._log(reasons(results))
         return results
+
+    def _log(self, failed: dict[str, str]) -> None:
+        """Log why the server is not ready, once for each change: the probes of a host respond without it."""
+        if failed != self._logged and failed:
+            logger.warning("The server is not ready: %s", "; ".join(map(": ".join, failed.items())))
+        self._logged = failed
 
     async def _probe(self) -> str:
         """Return `ok`, or why a request of some kind would not succeed now."""

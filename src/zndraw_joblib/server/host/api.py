@@ -31,6 +31,7 @@ from zndraw_joblib.jobs import codecs
 from zndraw_joblib.jobs.logs import log_failed_work
 from zndraw_joblib.jobs.outputs import EarlierTasks, after_of
 from zndraw_joblib.server.background.end_hooks import EndHooks, Hook
+from zndraw_joblib.server.background.loops import Health, reasons
 from zndraw_joblib.server.db import schema
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.host.groups import GroupApi
@@ -246,6 +247,7 @@ class HostApi(GroupApi):
     """
 
     end_hooks: EndHooks
+    health: Health
     # The event loop of the lifespan.
     loop: asyncio.AbstractEventLoop | None = None
 
@@ -259,6 +261,14 @@ class HostApi(GroupApi):
         the tables of a newer release.
         """
         return schema.create_tables(connection)
+
+    async def failed_checks(self) -> dict[str, str]:
+        """Return why the queue is not ready, by the name of each check; nothing while it is ready.
+
+        It takes at most 3 s, and is cached for one second. The reasons are for the host's log: they may name
+        the database. ``mount(app, health="/health")`` adds probes without them.
+        """
+        return reasons(await self.health.check())
 
     def on_end(self, name: str) -> Callable[[HookT], HookT]:
         """Return a decorator that gives a function a name, for ``submit(…, on_end=name)``.

@@ -30,9 +30,10 @@ from zndraw_joblib.server.host.api import HostApi
 from zndraw_joblib.server.http import add_routes
 from zndraw_joblib.server.http.access import CALLER, Guard, RoomGuards, WorkerRooms, verify_readable_room
 from zndraw_joblib.server.http.identity import BearerTokens, TokenWatch
+from zndraw_joblib.server.http.metrics import add_probes
 from zndraw_joblib.server.http.middleware import QueueMiddleware
 from zndraw_joblib.server.http.openapi import namespace_of
-from zndraw_joblib.server.http.pages import Dashboard, add_problem_pages
+from zndraw_joblib.server.http.pages import Dashboard, add_problem_pages, checked_path
 from zndraw_joblib.server.http.requests import solve
 from zndraw_joblib.server.internal.dispatcher import Dispatcher
 from zndraw_joblib.server.internal.providers import InternalRequests
@@ -134,6 +135,10 @@ def on_stop_signals(act: Callable[[], Any]) -> Iterator[None]:
 OnProvidersRemoved = Callable[[list[str]], Awaitable[object]]
 
 _SECONDS = 60.0
+_NO_LIFESPAN = (
+    "the background loops of the queue do not run: the lifespan of the app that it is mounted into has not "
+    "started, or has ended. Starlette runs only the lifespan of the outermost app"
+)
 
 
 class HasHook(Protocol):
@@ -223,6 +228,7 @@ class JobLib(HostApi):
     _results: Store | None = None
     _closing_sockets: asyncio.Task[None] | None = None
     _app: FastAPI | None = None
+    _is_running: bool = False
 
     def __init__(  # noqa: PLR0913 - one argument per part that a host may replace
         self,
@@ -324,16 +330,19 @@ class JobLib(HostApi):
         dashboard: str | None = None,
         read_only: bool = False,
         headers_module: str | None = None,
+        health: str | None = None,
     ) -> None:
         """Add the routes under ``{prefix}/v1/joblib`` and the problem pages; join the app's lifespan.
 
         With `dashboard`, a path as ``/queue``, add the operators' page there. With `read_only` it offers no
         action. `headers_module` is the URL of a JavaScript module of the host whose default export returns
-        the headers that identify the user, for a host without cookies. Raises TypeError for a part of the
-        host that the queue cannot use, and RuntimeError for an app that has started or has such a queue.
+        the headers that identify the user, for a host without cookies. With `health`, a path as ``/health``,
+        add the probes ``/health/live`` and ``/health/ready`` for everybody. Raises TypeError for a part of
+        the host that the queue cannot use, and RuntimeError for an app that has started or has such a queue.
         `app.state.joblib` is the first queue of the app.
         """
         self._check(app)
+        probes = None if health is None else checked_path("health", health)
         is_first = checks.add_queue(app, self, self.publisher.rooms)
         self._app = app
         self.runtime.on_providers_removed = partial(notify_removed, self, app)
@@ -345,6 +354,8 @@ class JobLib(HostApi):
             # At the end, so that it is inside all middleware of the host. It serves all queues of the app.
             app.user_middleware.append(Middleware(QueueMiddleware, host=app))
         add_problem_pages(app, namespace, self.prefix)
+        if probes is not None:
+            add_probes(app, probes, self.health)
         if dashboard is not None:
             page = Dashboard(
                 dashboard,
@@ -407,7 +418,7 @@ class JobLib(HostApi):
         ]
         running += [start(name, run) for name, run in self._loops_of_callers().items()]
         try:
-            with on_stop_signals(self.begin_stop):
+            with on_stop_signals(self.begin_stop), self._as_running():
                 async with self._offered_internal_jobs():
                     running.append(start("schedules", self.schedules.run))
                     yield
@@ -419,6 +430,14 @@ class JobLib(HostApi):
                 await self._closing_sockets
             await stop(pubsub)
             await self._close_results()
+
+    @contextmanager
+    def _as_running(self) -> Iterator[None]:
+        self._is_running = True
+        try:
+            yield
+        finally:
+            self._is_running = False
 
     def _loops_of_callers(self) -> dict[str, Callable[[], Coroutine[Any, Any, None]]]:
         """Return the loops for bearer tokens and for sockets."""
@@ -489,8 +508,15 @@ class JobLib(HostApi):
         return _check_registry(self._internal_registry())
 
     def _health_checks(self) -> dict[str, Callable[[], str]]:
-        checks = {"sweeper": self._check_sweeper, "internal": self._check_internal}
+        checks = {
+            "loops": self._check_loops,
+            "sweeper": self._check_sweeper,
+            "internal": self._check_internal,
+        }
         return {**checks, CLOCK: self.clock.describe} if isinstance(self.clock, TestClock) else checks
+
+    def _check_loops(self) -> str:
+        return "ok" if self._is_running else _NO_LIFESPAN
 
     def _check_sweeper(self) -> str:
         return "the last good cycle is too long ago" if self.sweeper.is_late else "ok"

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from pydantic_core import to_json
 
 from zndraw_joblib.server.admin.rules_overview import JobMetrics, QueueMetrics
-from zndraw_joblib.server.background.loops import CLOCK, REDIS
+from zndraw_joblib.server.background.loops import Health, reasons
 from zndraw_joblib.server.http.access import QueueState, permitted_caller, queue_state
 from zndraw_joblib.server.http.openapi import operation_id, route_options
 from zndraw_joblib.server.http.requests import header_values
@@ -332,7 +332,30 @@ async def ready(request: Request) -> Response:
     The check `redis` of a server that uses Redis changes no status: the server works without it, but internal
     tasks and provider results wait. Nor does `clock`, which only a server with a test clock has.
     """
-    checks = await queue_state(request).health.check()
-    good = all(check == "ok" for name, check in checks.items() if name not in {REDIS, CLOCK})
+    return _readiness(await queue_state(request).health.check())
+
+
+def _readiness(checks: dict[str, str], *, is_brief: bool = False) -> Response:
+    """Return the response of a probe; a brief one has no reasons."""
+    good = not reasons(checks)
+    if is_brief:
+        checks = {name: "ok" if check == "ok" else "failed" for name, check in checks.items()}
     body = {"status": "ready" if good else "not ready", "checks": checks}
-    return Response(to_json(body), 200 if good else 503, media_type=JSON_MEDIA_TYPE)
+    headers = {"Cache-Control": "no-store"}
+    return Response(to_json(body), 200 if good else 503, headers, JSON_MEDIA_TYPE)
+
+
+def add_probes(app: FastAPI, path: str, health: Health) -> None:
+    """Add the probes of a queue to a host's app, below `path`: the same checks, without the reasons.
+
+    Dependencies of the whole app do not apply to them, because a container's probe has no identity.
+    """
+
+    async def send_live(_: Request) -> Response:
+        return Response(to_json({"status": "alive"}), media_type=JSON_MEDIA_TYPE)
+
+    async def send_ready(_: Request) -> Response:
+        return _readiness(await health.check(), is_brief=True)
+
+    for name, endpoint in (("live", send_live), ("ready", send_ready)):
+        app.add_route(f"{path}/{name}", endpoint, methods=["GET"], include_in_schema=False)

@@ -250,7 +250,7 @@ class Dashboard:
         prefix: str = "",
         find_sign_in: Callable[[], Awaitable[SignIn]] | None = None,
     ) -> None:
-        self.path, self._prefix, self._is_host = _checked(path), prefix, is_host
+        self.path, self._prefix, self._is_host = checked_path("dashboard", path), prefix, is_host
         self._api = f"{prefix}/v1/"
         depth = self.path.count("/")
         # Relative to the URL of the queue, which ends with its prefix.
@@ -342,10 +342,10 @@ class Dashboard:
         return file_response(request, self._files[name], _HEADERS, cache_control)
 
 
-def _checked(path: str) -> str:
-    """Return the path without a slash at its end. Raises ValueError unless it begins with a slash."""
-    if not path.startswith("/") or "{" in path or "//" in path:
-        raise ValueError(f"dashboard={path!r} is no path: pass one that begins with a slash, as '/queue'")
+def checked_path(name: str, path: str) -> str:
+    """Return the path without a slash at its end. Raises ValueError, with the name, unless it is one."""
+    if not isinstance(path, str) or not path.startswith("/") or "{" in path or "//" in path:
+        raise ValueError(f"{name}={path!r} is no path: pass one that begins with a slash, as '/queue'")
     return path.rstrip("/")
 
 
