@@ -13,7 +13,18 @@ import pytest
 from databases import on_both
 from fastapi import FastAPI, Header
 from rest import V1, expect_problem, register
-from test_one_room import OPERATIONS, Room, World, check_contents, fill, send, state, status_of
+from test_one_room import (
+    OPERATIONS,
+    SCHEDULE,
+    SECRETS,
+    Room,
+    World,
+    check_contents,
+    fill,
+    send,
+    state,
+    status_of,
+)
 
 from zndraw_joblib import Identity, JobLib
 from zndraw_joblib.server.db.engine import open_database
@@ -25,11 +36,16 @@ from zndraw_joblib.wire.operations import Access, Effect, Operation
 from zndraw_joblib.wire.scopes import ANY_SCOPE, AccessRole, Scope, scopes_of
 
 OWN, OTHER, ANNEX = "lab", "vault", "annex"
+SECRETS_OF_OWN = [text.replace(OTHER, OWN) for text in SECRETS]
 ROLES = [str(role) for role in AccessRole]
 # Operations of tasks that an operator of the room may use; of workers and providers only their owners may.
 OF_TASKS = {
     *(ops.RELEASE_TASK, ops.RETRY_TASK, ops.RUN_TASK_NOW, ops.FAIL_TASK),
     *(ops.UPDATE_TASK, ops.REPORT_TASKS, ops.UPLOAD_TASK_RESULT),
+}
+# They change what any user of the room has made: for callers without the scope `read` their own only.
+OF_WRITERS = {
+    *(ops.UPDATE_GROUP, ops.PUT_SCHEDULE, ops.UPDATE_SCHEDULE, ops.RUN_SCHEDULE, ops.DELETE_SCHEDULE)
 }
 # Their answers name the room of the request, also in a response with the status 200.
 ECHOES = {ops.GET_CALLER, ops.SUBMIT_TASKS}
@@ -54,13 +70,22 @@ class Caller(NamedTuple):
         names_rooms = bool(row.access & (Access.ROOM_WRITE | Access.NAMED_ROOMS))
         return not is_of_all or self.rooms is None or names_rooms
 
+    @property
+    def sees_others(self) -> bool:
+        """Whether responses may show what others have made."""
+        return bool(self.scopes & (Scope.READ | Scope.OPERATE))
+
     def acts_on_others(self, row: Operation[Any]) -> bool:
         """Return whether the caller may act on what another user owns."""
+        if row in OF_WRITERS and not self.sees_others:
+            return False
         return Access.OWNER not in row.access or (Scope.OPERATE in self.scopes and row in OF_TASKS)
 
 
 LIMITED = [Caller((name,), (OWN,)) for name in (*ROLES, *ANY_SCOPE.names) if name not in {"read", "admin"}]
 LIMITED.append(Caller((AccessRole.ADMIN,), (OWN,)))
+# All are the same user: first those who only see what it has made.
+LIMITED.sort(key=lambda caller: caller.sees_others)
 SEVERAL = Caller((AccessRole.VIEWER,), (ANNEX, OWN))
 
 
@@ -118,7 +143,10 @@ SORTED = sorted(ROWS, key=lambda row: (row.method == "DELETE", row.name == "drai
 
 
 async def test_roles_and_scopes_hold_in_the_rooms_of_the_caller_only(world: World) -> None:
-    """A missing scope is named. Another room shows nothing and stays as it is."""
+    """A missing scope is named. Another room shows nothing and stays as it is.
+
+    Without the scope `read`, no response shows what another user has in the own room.
+    """
     before = await state(world, world.other)
     for caller in LIMITED:
         for row in SORTED:
@@ -133,6 +161,9 @@ async def test_roles_and_scopes_hold_in_the_rooms_of_the_caller_only(world: Worl
             else:
                 assert (status != 403) == caller.acts_on_others(row), about
             check_contents(response, world)
+            if response.is_success and not caller.sees_others:
+                shown = [text for text in SECRETS_OF_OWN if text in response.text]
+                assert not shown, about
             status, response = await respond(world, caller, row, world.other)
             # These are about the caller itself, or about all that it may see.
             if row.access is not Access.CALLER:
@@ -288,6 +319,44 @@ async def test_a_submit_without_the_right_to_read_shows_no_task_of_others(app: F
         assert (await bob.post(url, json=body)).json()["payload"] == {"a": 2}
         body["unique"] = {"key": "own"}
         assert [(await bob.post(url, json=body)).status_code for _ in range(2)] == [202, 200]
+
+
+@on_both
+async def test_without_the_right_to_read_a_user_acts_on_its_own_groups_and_schedules(world: World) -> None:
+    """And names its own predecessors; a group that it made shows failures of its own tasks alone."""
+    olga, ann = world.users["olga"], world.users[Caller(("submit",), (OWN,))]  # type: ignore[index]
+    schedules = f"{V1}/rooms/{OWN}/schedules"
+    for method, path, body in (
+        ("PATCH", f"{V1}/groups/{world.own.group_id}", {"sealed": True}),
+        ("PATCH", f"{schedules}/{SCHEDULE}", {"paused": True}),
+        ("PUT", f"{schedules}/{SCHEDULE}", {"job": world.own.job, "every_seconds": 60}),
+        ("POST", f"{schedules}/{SCHEDULE}/run", None),
+        ("DELETE", f"{schedules}/{SCHEDULE}", None),
+    ):
+        response = await ann.request(method, path, json=body)
+        assert "--role submitter" in expect_problem(response, 403, "forbidden")["detail"], path
+    body = {"job": world.own.job, "every_seconds": 3600, "payload": {"own": 1}}
+    assert (await ann.put(f"{schedules}/own", json=body)).json()["payload"] == {"own": 1}
+    assert (await ann.post(f"{schedules}/own/run")).json()["payload"] == {"own": 1}
+    assert (await ann.patch(f"{schedules}/own", json={"paused": True})).json()["paused"]
+    assert (await ann.delete(f"{schedules}/own")).status_code == 204
+
+    url, done = f"{V1}/rooms/{OWN}/tasks/{world.own.job}", world.own.completed
+    payload = {"word": {"$result": {"task": done}}}
+    for body in ({"after": {"tasks": [done]}, "payload": payload}, {"parent": done}):
+        assert "read" in expect_problem(await ann.post(url, json=body), 403, "forbidden")["detail"]
+        batch = {"tasks": [{"room_id": OWN, "job_name": world.own.job, **body}]}
+        [result] = (await ann.post(f"{V1}/tasks/submit", json=batch)).json()["results"]
+        assert result["status"] == 403
+    group = (await ann.post(f"{V1}/groups", json={"room": OWN})).json()["id"]
+    tasks = [(await user.post(url, json={"group": group})).json()["id"] for user in (ann, olga)]
+    assert (await ann.post(url, json={"parent": tasks[0]})).status_code == 202
+    root = world.users["root"]
+    for task, error in zip(tasks, ("mine", "theirs"), strict=True):
+        assert (await root.post(f"{V1}/tasks/{task}/fail", json={"error": error})).status_code == 200
+    sealed = (await ann.patch(f"{V1}/groups/{group}", json={"sealed": True})).json()
+    assert ([one["id"] for one in sealed["failures"]], sealed["counts"]["failed"]) == (tasks[:1], 2)
+    assert len((await olga.get(f"{V1}/groups/{group}")).json()["failures"]) == 2
 
 
 async def test_wrong_roles_of_a_host_are_an_error_of_the_host(app: FastAPI) -> None:

@@ -202,4 +202,4 @@ async def update_group(
     room_id = (await runtime.database.read_short(rules_groups.record, group_id)).room_id
     await check_group_room(request, group_id, room_id, verify_writable_room)
     seal = once(key, _GROUP, rules_groups.seal)
-    return json_response(await runtime.write(seal, group_id))
+    return json_response(await runtime.write(seal, group_id, caller))

@@ -53,7 +53,8 @@ async def put_schedule(
     schema = to_json(known.schema_).decode()
     item = rules_schedules.NewSchedule(caller, room_id, schedule, job, body, body.paused, cross_room)
     item = await checked_schedule(runtime, item, schema)
-    work = rules_audit.of_operator(rules_schedules.put, caller, "schedule.put", schedule, room_id)
+    work = rules_schedules.of_seen(rules_schedules.put, caller, room_id, schedule)
+    work = rules_audit.of_operator(work, caller, "schedule.put", schedule, room_id)
     answer, is_new = await runtime.write(once(key, _PUT, work), item=item)
     return json_response(answer, 201 if is_new else 200)
 
@@ -114,7 +115,8 @@ async def update_schedule(
     """
     check_room_writer(caller, room_id, "schedules")
     action = "schedule.pause" if body.paused else "schedule.resume"
-    work = rules_audit.of_operator(rules_schedules.pause, caller, action, schedule, room_id)
+    work = rules_schedules.of_seen(rules_schedules.pause, caller, room_id, schedule)
+    work = rules_audit.of_operator(work, caller, action, schedule, room_id)
     answer = await runtime.write(once(key, _SCHEDULE, work), room_id, schedule, paused=body.paused)
     return json_response(answer)
 
@@ -135,6 +137,7 @@ async def run_schedule(  # noqa: PLR0913 - one parameter each
 ) -> Response:
     """Submit a task of a schedule now, as the caller's, also while the schedule is paused."""
     record = await queue.runtime.database.read(rules_schedules.record, room_id, schedule)
+    rules_schedules.check_sees(caller, record)
     check_job(caller, record.job)
     options = rules_schedules.options(record)
     async with queue.runtime.take_submits(caller.id, [key]) as tokens:
@@ -154,6 +157,7 @@ async def delete_schedule(
 ) -> Response:
     """Delete a schedule. Its tasks stay. Only superusers may do so in reserved rooms."""
     check_room_writer(caller, room_id, "schedules")
-    work = rules_audit.of_operator(rules_schedules.delete, caller, "schedule.delete", schedule, room_id)
+    work = rules_schedules.of_seen(rules_schedules.delete, caller, room_id, schedule)
+    work = rules_audit.of_operator(work, caller, "schedule.delete", schedule, room_id)
     await runtime.write(once(key, NOTHING, work), room_id, schedule)
     return Response(status_code=204)

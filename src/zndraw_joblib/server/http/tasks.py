@@ -217,7 +217,8 @@ async def _unreadable(
 ) -> dict[tuple[str, UUID], Exception]:
     """Return why the caller may not read parents or predecessors of tasks to submit: by their rooms and ids.
 
-    The guard runs once for each room; a worker may also name the tasks that it runs.
+    The guard runs once for each room; a worker may also name the tasks that it runs. A caller without the
+    scope `read` names what it has made itself: a submit may put the result of a predecessor into its payload.
     """
     refusals: dict[str, Exception] = {}
     distinct = list(dict.fromkeys(related))
@@ -230,10 +231,15 @@ async def _unreadable(
             await check_readable(request, room_id)
         except (ProblemException, HTTPException) as error:
             refusals[room_id] = as_problem(error)
-    refused = [(room_id, id_) for room_id, id_ in distinct if room_id in refusals]
-    own_tasks = queue_state(request).worker_rooms.own_tasks
+    refused = {(room_id, id_): refusals[room_id] for room_id, id_ in distinct if room_id in refusals}
+    queue = queue_state(request)
+    if distinct and not caller.sees(None):
+        read, missing = queue.runtime.database.read_short, rules_transitions.missing_scope(caller, Scope.READ)
+        made = await read(rules_successors.made_by, caller.id, {id_ for _, id_ in distinct})
+        refused = {pair: missing for pair in distinct if pair[1] not in made} | refused
+    own_tasks = queue.worker_rooms.own_tasks
     own = await own_tasks(request, caller, {id_ for _, id_ in refused}) if refused else ()
-    return {(room_id, id_): refusals[room_id] for room_id, id_ in refused if id_ not in own}
+    return {pair: refusal for pair, refusal in refused.items() if pair[1] not in own}
 
 
 # Other answers of a guard are a fault of it, or a state of the room.
@@ -246,7 +252,7 @@ async def check_duplicate(
     """Raise `DuplicateTask` if the task that holds a submit's key is one that the caller may not read."""
     # A submit may have replaced the payload.
     is_known = task.status is TaskStatus.PENDING and task.payload == payload
-    if task.created_by != caller.id and not is_known and not caller.may(Scope.READ):
+    if not (is_known or caller.sees(task.created_by)):
         raise DuplicateTask(
             f"Task {task.id} of another user holds the unique key, and the caller has no right to read it",
             task_id=str(task.id),

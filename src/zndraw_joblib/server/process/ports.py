@@ -88,6 +88,13 @@ class Identity(NamedTuple):
             return self.is_superuser or bool(scopes & DEFAULT_SCOPES)
         return bool(scopes & self.scopes)
 
+    def sees(self, owner_id: str | None) -> bool:
+        """Return whether the caller may see what a user has made, in the rooms that it may read.
+
+        Without the scope `read` it sees what it has made itself; operators see what they may act on.
+        """
+        return self.may(Scope.READ | Scope.OPERATE) or owner_id == self.id
+
     def is_in(self, room_id: str) -> bool:
         """Return whether the caller has its rights in a room, if the host's guards agree."""
         return self.rooms is None or room_id in self.rooms

@@ -117,13 +117,17 @@ async def record(tx: Transaction, group_id: UUID) -> GroupRecord:
     return group
 
 
-async def get(tx: Transaction, group_id: UUID) -> GroupResponse:
-    """Return a group with its counts, progress and first failures; read it in a snapshot."""
+async def get(tx: Transaction, group_id: UUID, caller: Identity | None = None) -> GroupResponse:
+    """Return a group with its counts, progress and first failures; read it in a snapshot.
+
+    A `caller` sees the failures of its own tasks only, unless it may read those of others.
+    """
     group = await record(tx, group_id)
     sums, counts = await sql_groups.counts(tx, [group_id])
     failures = []
     if sums[group_id].failed:
-        rows = await sql_groups.failed(tx, group_id, _MAX_FAILURES)
+        of_user = None if caller is None or caller.sees(None) else caller.id
+        rows = await sql_groups.failed(tx, group_id, _MAX_FAILURES, of_user)
         failures = [GroupFailure.model_construct(**row._asdict()) for row in rows]
     running = counts[group_id].running and await _running(tx, group_id)
     of_end = await masks(tx, [group])
@@ -203,13 +207,18 @@ async def submit_all(
     return tasks
 
 
-async def seal(tx: Transaction, group_id: UUID) -> GroupResponse:
-    """Seal a group; one without open tasks ends. A sealed one stays as it is. Raises `GroupNotFound`."""
+async def seal(tx: Transaction, group_id: UUID, caller: Identity | None = None) -> GroupResponse:
+    """Seal a group; one without open tasks ends. A sealed one stays as it is.
+
+    Raises `GroupNotFound`, and `Forbidden` for a group that the `caller` may not see.
+    """
     group = await sql_groups.lock_to_seal(tx, group_id)
     if group is None:
         raise GroupNotFound(f"Group {group_id} not found")
+    if caller is not None:
+        rules_transitions.check_sees(caller, group.created_by, f"group {group_id}")
     await _seal(tx, group)
-    return await get(tx, group_id)
+    return await get(tx, group_id, caller)
 
 
 async def _seal(tx: Transaction, group: GroupRecord) -> None:

@@ -6,10 +6,10 @@ submits a task moves it on, and the task has the due time, which is unique for a
 
 import random
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 from uuid import UUID, uuid4
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -53,6 +53,8 @@ _MISSED = timedelta(seconds=60)
 _FIRST_WINDOW = timedelta(hours=1)
 _MAX_ERROR_BYTES = 2000
 _STEP = timedelta(microseconds=1)
+Result = TypeVar("Result")
+P = ParamSpec("P")
 
 
 # Due times.
@@ -333,6 +335,27 @@ async def _check_room(tx: Transaction, room_id: str, limit: int) -> None:
             f"Room {room_id!r} has {limit} schedules, which is the limit (max_schedules_per_room). "
             "Delete schedules that are not needed"
         )
+
+
+def of_seen(
+    work: Callable[Concatenate[Transaction, P], Awaitable[Result]], caller: Identity, room_id: str, name: str
+) -> Callable[Concatenate[Transaction, P], Awaitable[Result]]:
+    """Return a function like `work` on a schedule, which raises `Forbidden` if the caller may not see it."""
+    if caller.sees(None):
+        return work
+
+    async def apply(tx: Transaction, /, *args: P.args, **kwargs: P.kwargs) -> Result:
+        check_sees(caller, await sql_schedules.get(tx, room_id, name, lock=True))
+        return await work(tx, *args, **kwargs)
+
+    return apply
+
+
+def check_sees(caller: Identity, schedule: ScheduleRecord | None) -> None:
+    """Raise `Forbidden` for a schedule that the caller may not see: tasks and responses have its payload."""
+    if schedule is not None:
+        what = f"schedule {schedule.name!r} of room {schedule.room_id!r}"
+        rules_transitions.check_sees(caller, schedule.owner_id, what)
 
 
 async def delete(tx: Transaction, room_id: str, name: str) -> None:

@@ -72,6 +72,11 @@ def check_ids(after: After | None) -> None:
         )
 
 
+async def made_by(tx: Transaction, user_id: str, ids: Collection[UUID]) -> set[UUID]:
+    """Return those of these tasks and groups that a user has submitted or created."""
+    return await sql_successors.made_by(tx, user_id, ids)
+
+
 def _invalid(detail: str, *place: str) -> InvalidRequest:
     *loc, kind = place
     return InvalidRequest(detail, errors=[{"loc": ["body", *loc], "message": detail, "type": kind}])

@@ -35,7 +35,7 @@ from zndraw_joblib.wire.problems import (
     Unauthorized,
     WorkerLost,
 )
-from zndraw_joblib.wire.scopes import DEFAULT_SCOPES, Scope, roles_with
+from zndraw_joblib.wire.scopes import DEFAULT_SCOPES, AccessRole, Scope, roles_with
 from zndraw_joblib.wire.statuses import HELD, TERMINAL, Role, TaskStatus, may_move, targets
 
 # Rooms and patterns that a refusal lists.
@@ -64,6 +64,16 @@ def missing_scope(caller: Identity, scopes: Scope, others: Scope | None = None) 
         f"Not authorized: this needs the scope {scopes}, and the caller has {own}. Use a token that was "
         f"created with `--role {roles[0]}`, or give the user this role"
     )
+
+
+def check_sees(caller: Identity, owner_id: str | None, what: str) -> None:
+    """Raise `Forbidden` for a thing of another user that the caller may not see, as its response shows it."""
+    if not caller.sees(owner_id):
+        raise Forbidden(
+            f"Not authorized: {what} is of another user, and without the scope {Scope.READ} the caller "
+            f"changes only what it has made itself. Use a token that was created with `--role "
+            f"{AccessRole.SUBMITTER}`, or give the user this role"
+        )
 
 
 def outside_rooms(caller: Identity, room_id: str) -> Forbidden:

@@ -245,11 +245,14 @@ IS_NEEDED = """(
     ) LIMIT 1
 ) IS NOT NULL"""
 # The first ones by themselves: in their order PostgreSQL may read the failed tasks of all groups.
-_FAILED = statement(
-    f"""
+
+
+def _failed(condition: str = "") -> Any:
+    return statement(
+        f"""
 WITH failed AS MATERIALIZED (
     SELECT seq FROM joblib_task
-    WHERE group_id = :group_id AND status = '{TaskStatus.FAILED}' AND {SHOWN_OF_GROUP}
+    WHERE group_id = :group_id AND status = '{TaskStatus.FAILED}' AND {SHOWN_OF_GROUP}{condition}
 )
 SELECT joblib_task.id, joblib_job.full_name AS job_name, substr(joblib_task.error, 1, {MAX_ERROR}) AS error,
     joblib_task.error_code
@@ -257,9 +260,12 @@ FROM joblib_task JOIN joblib_job ON joblib_job.id = joblib_task.job_id
 WHERE joblib_task.seq IN (SELECT seq FROM failed ORDER BY seq LIMIT :limit)
 ORDER BY joblib_task.seq
 """,
-    *("id", "job_name", "error", "error_code"),
-    job_name=TEXT,
-)
+        *("id", "job_name", "error", "error_code"),
+        job_name=TEXT,
+    )
+
+
+_FAILED, _FAILED_OF_USER = _failed(), _failed(" AND created_by = :user_id")
 _OF_RESULTS = """(group_id, seq) > (:group_id, :seq) AND group_id <= :group_id
 ORDER BY group_id, seq LIMIT :limit"""
 _RESULT_SIZES = statement(
@@ -380,9 +386,12 @@ async def prune(tx: Transaction, before: datetime, after: int, limit: int) -> tu
     return len(old), rows[-1].n if len(rows) == limit else None
 
 
-async def failed(tx: Transaction, group_id: UUID, limit: int) -> Sequence[Any]:
-    """Return the first failed tasks of a group."""
-    return (await tx.execute(_FAILED, {"group_id": group_id, "limit": limit})).all()
+async def failed(tx: Transaction, group_id: UUID, limit: int, user_id: str | None = None) -> Sequence[Any]:
+    """Return the first failed tasks of a group; with `user_id` of those that this user has submitted."""
+    params: dict[str, Any] = {"group_id": group_id, "limit": limit}
+    if user_id is None:
+        return (await tx.execute(_FAILED, params)).all()
+    return (await tx.execute(_FAILED_OF_USER, params | {"user_id": user_id})).all()
 
 
 async def result_sizes(tx: Transaction, group_id: UUID, after: int, limit: int) -> Sequence[int]:

@@ -167,6 +167,15 @@ def _of_tasks(columns: str, condition: str, order: str = "") -> tuple[Any, Any]:
 
 
 _TYPES = {"position": INTEGER, "is_open": BOOLEAN, "source": BIG_INTEGER}
+_MADE_BY = statement(
+    """
+SELECT id FROM joblib_task WHERE id = ANY (:all_id) AND created_by = :user_id
+UNION ALL
+SELECT id FROM joblib_group WHERE id = ANY (:all_id) AND created_by = :user_id
+""",
+    "id",
+    id=UUID_TYPE,
+)
 _LOCK_TASKS = statement(
     f"""
 SELECT {", ".join(PredecessorTask._fields)} FROM joblib_task WHERE id = ANY (:all_id) ORDER BY seq
@@ -488,6 +497,15 @@ _REMOVE_EDGES = (
     statement("DELETE FROM joblib_edge WHERE task_seq = ANY (:all_task_seq)"),
 )
 _REMOVE_SUCCESSORS = statement("DELETE FROM joblib_successor WHERE task_seq = ANY (:all_task_seq)")
+
+
+async def made_by(tx: Transaction, user_id: str, ids: Collection[UUID]) -> set[UUID]:
+    """Return those of these tasks and groups that a user has submitted or created."""
+    found, unique_ids = set[UUID](), sorted(ids)
+    for start in range(0, len(unique_ids), CHUNK):
+        part = padded(unique_ids[start : start + CHUNK])
+        found.update((await tx.execute(_MADE_BY, {"all_id": part, "user_id": user_id})).scalars())
+    return found
 
 
 async def lock_tasks(tx: Transaction, ids: Iterable[UUID]) -> dict[UUID, PredecessorTask]:
