@@ -1,11 +1,13 @@
 """Responses that arrive late: the task of an old claim, and the release of tasks that wait."""
 
+import logging
 import threading
 import time
 from collections.abc import Callable
 from uuid import uuid4
 
 import httpx
+import pytest
 from waiting import wait_until
 
 from sdk.jobs import Add
@@ -13,12 +15,14 @@ from sdk.live import TOKEN, LiveServer, is_release
 from sdk.proxy import Proxy
 from zndraw_joblib.client.connection import Connection, connect
 from zndraw_joblib.wire.statuses import TaskStatus
+from zndraw_joblib.worker import session
 from zndraw_joblib.worker.manager import JobManager
 from zndraw_joblib.worker.reports import Reports
 from zndraw_joblib.worker.rest import RestApi
 from zndraw_joblib.worker.tasks import ClaimedTask, HeldTasks
 
 Make = Callable[..., JobManager]
+UPLOADED, RUNS, LATE = range(3)
 
 
 class Late:
@@ -140,6 +144,64 @@ def test_what_has_ended_is_not_run_again_after_a_requeue(worker: Make, room: str
         statuses = [caller.get_task(task_id).status for task_id in ids]
         events[2].set()
     assert statuses == [TaskStatus.COMPLETED, TaskStatus.COMPLETED, TaskStatus.PENDING]
+
+
+class HeldUploads(Proxy):
+    """Counts uploads and reports; the uploads of the tasks of `until` wait until a function returns true."""
+
+    def __init__(self, target: str) -> None:
+        super().__init__(target, self._hold)
+        self.until: dict[str, Callable[[], bool]] = {}
+        self.uploading: set[str] = set()
+        self.reports = 0
+
+    def _hold(self, method: str, path: str) -> None:
+        self.reports += path.endswith("/report")
+        if path.endswith("/result"):
+            self.uploading.add(path)
+            wait_until(next(is_over for task_id, is_over in self.until.items() if task_id in path))
+
+
+@pytest.fixture
+def upload_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shorten the time that uploads have at the end."""
+    monkeypatch.setattr(session, "_LAST_REPORT_SECONDS", 2.0)
+
+
+@pytest.mark.usefixtures("upload_seconds")
+def test_what_has_ended_is_uploaded_and_reported_or_requeued(
+    worker: Make, room: str, server: LiveServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An upload has time to end, and its task does not run again; one that takes too long is requeued.
+
+    What was requeued is not reported when it ends.
+    """
+    caplog.set_level(logging.INFO)
+    may_end, caller = threading.Event(), worker()
+
+    def execute(task: ClaimedTask) -> object:
+        return may_end.wait(60) if task.extension.a == RUNS else bytes(100)
+
+    def statuses() -> list[str]:
+        return [caller.get_task(task_id).status for task_id in ids]
+
+    with HeldUploads(server.url) as proxy, connect(proxy.url, TOKEN) as api:
+        manager = worker(execute, at=api, concurrency=3)
+        manager.register(Add, room=room)
+        ids = [manager.submit(Add(a=number), room=room) for number in (UPLOADED, RUNS, LATE)]
+        proxy.until = {
+            ids[UPLOADED]: lambda: statuses()[RUNS] == TaskStatus.PENDING,
+            ids[LATE]: may_end.is_set,
+        }
+        wait_until(lambda: len(proxy.uploading) == 2 and statuses()[RUNS] == TaskStatus.RUNNING)
+        pipeline = manager._session._pipeline
+        manager.disconnect(0, requeue=True)
+        assert statuses() == [TaskStatus.COMPLETED, TaskStatus.PENDING, TaskStatus.PENDING]
+        sent = proxy.reports
+        may_end.set()
+        pipeline.join(30)
+        assert proxy.reports == sent
+    assert [line for line in caplog.messages if "Gave up" in line or "not released" in line] == []
 
 
 def test_a_host_that_exits_in_a_release_does_not_hang_the_stop(

@@ -226,16 +226,25 @@ async def test_tasks_that_wait_behind_a_long_one_are_released(
 
 
 def test_a_task_that_runs_for_too_long_returns_to_its_queue_when_the_worker_stops(
-    start: Start, queue: Queue
+    start: Start, server: ClockServer, queue: Queue
 ) -> None:
-    """Its signal is aborted, and the worker leaves."""
-    with start(drain_seconds="0.1") as worker:
+    """Its signal is aborted, and the worker leaves. One whose result is uploaded is reported instead."""
+    with RecordingProxy(server.url) as proxy, start(proxy.url, 2, "0.1") as worker:
         task = queue.submit("hold")
         worker.wait_for("holds")
+
+        def hold_upload(method: str, path: str) -> None:
+            if path.endswith("/result"):
+                wait_until(lambda: task.refresh().status == "pending")
+
+        proxy.rule = hold_upload
+        uploaded = queue.submit("file", {"length": 100})
+        wait_until(lambda: proxy.count("PUT", "/result"))
         worker.process.send_signal(signal.SIGTERM)
         worker.wait_for("stopped: released")
         worker.wait_for("left")
         assert (worker.end(), task.refresh().status, task.refresh().attempt) == (0, "pending", 1)
+        assert (uploaded.refresh().status, uploaded.refresh().attempt) == ("completed", 1)
         task.cancel()
 
 

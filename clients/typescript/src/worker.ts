@@ -103,6 +103,8 @@ export class JobWorker {
   readonly #jobs = new Map<string, Job>();
   readonly #held = new Map<string, RunningTask>();
   readonly #waiting: Waiting[] = [];
+  /** Their functions have ended, and their results are uploaded: they need not run again. */
+  readonly #uploading = new Set<RunningTask>();
   readonly #lookahead: Lookahead;
   readonly #reporter: Reporter;
   readonly #change = new Change();
@@ -519,7 +521,9 @@ export class JobWorker {
     const began = now();
     let outcome = await this.#outcomeOf(task);
     this.#lookahead.ended(now() - began);
+    this.#uploading.add(task);
     if (outcome.content !== undefined && !task.signal.aborted) outcome = await this.#upload(task, outcome, outcome.content);
+    this.#uploading.delete(task);
     this.#reporter.end(entry, outcome, this.#waiting.length > 0);
   }
 
@@ -636,10 +640,19 @@ export class JobWorker {
     for (const task of tasks) this.#release(task);
   }
 
+  /** Put tasks that run back into their queues; uploads of results have a few seconds to end, before their tasks return too. */
   async #requeue(): Promise<void> {
-    const tasks = [...this.#held.values()].filter((task) => !this.#reporter.isReporting(task));
-    await this.#giveBack(tasks);
+    await this.#return((task) => !this.#uploading.has(task));
+    const deadline = now() + LEAVE_SECONDS;
+    while (this.#uploading.size > 0 && now() < deadline) await this.#change.wait(deadline - now());
+    await this.#return(() => true);
+  }
+
+  /** Put tasks whose outcomes are not reported back into their queues. They are lost first: a task is returned or reported, never both. */
+  async #return(isMeant: (task: RunningTask) => boolean): Promise<void> {
+    const tasks = [...this.#held.values()].filter((task) => isMeant(task) && !this.#reporter.isReporting(task));
     for (const task of tasks) this.#lose(task, "released");
+    await this.#giveBack(tasks);
   }
 
   /** Put tasks back into their queues; return whether the server has done it. */

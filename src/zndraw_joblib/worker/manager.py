@@ -306,8 +306,9 @@ class JobManager(JobClient):
 
         Heartbeats go on until the last report is acknowledged. A task that was claimed and has not started is
         released; one that still runs after `timeout` is lost. With `requeue` it is released too, which costs
-        no attempt, and its `cancelled` is set. Provider requests that were claimed are served
-        before the providers are unregistered. Afterwards the manager can register again.
+        no attempt, and its `cancelled` is set; a result that is being uploaded has some seconds more.
+        Provider requests that were claimed are served before the providers are unregistered. Afterwards the
+        manager can register again.
         """
         session = self._session
         if session is None or session.pid != os.getpid():  # a forked process is not the worker

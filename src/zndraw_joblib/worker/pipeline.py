@@ -375,7 +375,7 @@ class Pipeline:
             outcome = run_job(call, task, task.extension, self._pid)
         if isinstance(outcome, Outcome):
             self._coroutine_jobs.discard(task.job_name)
-            on_end([self._reports.uploads.upload(task, outcome)])
+            on_end([self._reports.upload(task, outcome)])
             return
 
         async def settle(work: Coroutine[Any, Any, Any]) -> Sequence[Outcome]:
@@ -402,7 +402,7 @@ class Pipeline:
             outcomes = run_batch(batch, self._pid)
         if isinstance(outcomes, list):
             self._coroutine_jobs.discard(tasks[0].job_name)
-            upload = self._reports.uploads.upload
+            upload = self._reports.upload
             on_end([upload(task, outcome) for task, outcome in zip(tasks, outcomes, strict=True)])
             return
 
@@ -441,7 +441,7 @@ class Pipeline:
         self, entries: Sequence[TaskReports], outcomes: Sequence[Outcome]
     ) -> Sequence[Outcome]:
         """Upload the contents of outcomes in other threads."""
-        upload = self._reports.uploads.upload
+        upload = self._reports.upload
         return [
             outcome if outcome.content is None else await asyncio.to_thread(upload, entry.task, outcome)
             for entry, outcome in zip(entries, outcomes, strict=True)

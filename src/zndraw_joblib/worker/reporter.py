@@ -193,12 +193,17 @@ class Reporter:
     def end(self, entry: TaskReports, outcome: Outcome, *, is_busy: bool = False) -> None:
         """Report the outcome of a task that has begun: soon if the worker `is_busy`, otherwise now.
 
-        A worker is busy while another task waits for the slot of this one.
+        A worker is busy while another task waits for the slot of this one. Nothing is reported of a task that
+        was cancelled or lost, or has returned to its queue.
         """
         # It has ended: it must not return to its queue while its outcome waits, perhaps for the server.
-        self._held.begin_report(entry.task)
+        may_report = self._held.begin_outcome(entry.task)
         with self._change:
             entry.outcome, entry.ended = outcome, time.monotonic()
+            if not (may_report or entry.gone):
+                self._waiting.pop(entry, None)
+                entry.gone = True
+                entry.task.channel.close()
             if not entry.gone:
                 entry.live_size = entry.task.channel.size
                 self._bytes += entry.size

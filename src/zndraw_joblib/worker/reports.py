@@ -138,6 +138,11 @@ class Reports:
         self._pid = os.getpid()
         self.uploads = ResultUploads(rest, stop)
 
+    def upload(self, task: ClaimedTask, outcome: Outcome) -> Outcome:
+        """Upload the content of the outcome of a task whose code has ended; return what to report."""
+        self._held.end_run(task)
+        return self.uploads.upload(task, outcome)
+
     def start(self, task: ClaimedTask, stop: threading.Event | None = None) -> TaskResponse:
         """Report that the task starts; do not repeat this once `stop` is set."""
         return self._report(task, {"status": TaskStatus.RUNNING}, stop)
@@ -155,7 +160,7 @@ class Reports:
             if not isinstance(error, Exception):
                 raise
             return response
-        outcome = self.uploads.upload(task, outcome)
+        outcome = self.upload(task, outcome)
         if outcome.error is not None:
             return self._fail(task, outcome)
         try:

@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -41,7 +41,7 @@ from zndraw_joblib.worker.rest import RestApi
 from zndraw_joblib.worker.subscriptions import Subscriptions
 from zndraw_joblib.worker.task_poller import Pace, TaskPoller
 from zndraw_joblib.worker.task_process import DEFAULT_CANCEL_GRACE
-from zndraw_joblib.worker.tasks import Execute, HeldTasks
+from zndraw_joblib.worker.tasks import ClaimedTask, Execute, HeldTasks
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,8 @@ _MAX_LOGGED = 10
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _SECOND_SIGNAL = "A second Ctrl-C or SIGTERM stops at once"
 
-_LAST_RESPONSE_SECONDS, _LAST_REPORT_SECONDS = 0.1, 5.0
+# Less than the time after which the parent of worker processes kills one that drains.
+_LAST_RESPONSE_SECONDS, _LAST_REPORT_SECONDS = 0.1, 4.0
 _JOIN_SECONDS = 1.0
 _SIGNAL_CHECK_SECONDS = 0.5
 _EXIT_CODE_BASE = 128
@@ -222,8 +223,7 @@ class Session:
             remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
             tasks_are_idle = self.tasks.wait_until_idle(remaining, besides=waits_for_me)
             if not tasks_are_idle and requeue:
-                self._requeue("because this worker leaves")
-                self._held.wait_for_reports(_LAST_REPORT_SECONDS)
+                self._requeue("because this worker leaves", _LAST_REPORT_SECONDS)
             elif not tasks_are_idle:
                 log.warning("Tasks still run after %.0f s; the server will fail them", timeout)
             is_idle = tasks_are_idle and providers_are_idle
@@ -254,12 +254,13 @@ class Session:
 
     def _end_allocation(self, seconds: float) -> None:
         """Release what has not started, requeue what runs if that is wanted, and leave within `seconds`."""
+        deadline = time.monotonic() + seconds
         self._stop_claiming()
         if self.watch.ends_with_token:
-            self._requeue("before the token of the worker ends")
+            self._requeue("before the token of the worker ends", seconds)
         elif self._config.allocation.requeue:
-            self._requeue("at the end of the allocation")
-        self.close(seconds)
+            self._requeue("at the end of the allocation", seconds)
+        self.close(max(0.0, deadline - time.monotonic()))
 
     def _end_refused(self, error: Exception) -> None:
         """End a worker without a valid token: no request of it can succeed, and its tasks are lost to it."""
@@ -283,9 +284,17 @@ class Session:
 
         _start_thread("refused", end)
 
-    def _requeue(self, when: str) -> None:
-        """Put running tasks back into their queues, and set their events."""
-        if tasks := self._held.unreported():
+    def _requeue(self, when: str, seconds: float) -> None:
+        """Put running tasks back into their queues, and set their events.
+
+        What has ended does not run again: its result and its outcome have some seconds to reach the server.
+        """
+        self._return(self._held.begin_return(), when)
+        self._held.wait_for_reports(seconds)
+        self._return(self._held.begin_return(with_ended=True), f"{when}: its result was not uploaded in time")
+
+    def _return(self, tasks: Sequence[ClaimedTask], when: str) -> None:
+        if tasks:
             self.reports.try_release(*tasks, when=when)
             for task in tasks:
                 task.cancelled.set()

@@ -284,6 +284,7 @@ class HeldTasks:
 
     A task that turns out to be cancelled or lost is removed, and its event `cancelled` is set; not while its
     outcome waits or is being reported, because the server may have applied a report whose response was lost.
+    Either the outcome of a task is reported, or the task returns to its queue: what begins first.
     """
 
     def __init__(self) -> None:
@@ -291,6 +292,10 @@ class HeldTasks:
         self._events: dict[_Token, CancelEvent] = {}
         self._credentials: dict[tuple[str, int], TaskCredential] = {}
         self._reported: set[_Token] = set()
+        # Their code has ended, and their results are uploaded.
+        self._ended: set[_Token] = set()
+        # They return to their queues: their outcomes are not reported.
+        self._returned: set[_Token] = set()
 
     def add(self, *tasks: ClaimedTask) -> None:
         """Add tasks."""
@@ -306,8 +311,29 @@ class HeldTasks:
             for token in map(_token_of, tasks):
                 self._events.pop(token, None)
                 self._credentials.pop(token[:2], None)
-                self._reported.discard(token)
+                for tokens in (self._reported, self._ended, self._returned):
+                    tokens.discard(token)
             self._lock.notify_all()
+
+    def end_run(self, task: ClaimedTask) -> None:
+        """Note that the code of a task has ended, and its result is uploaded: it need not run again."""
+        with self._lock:
+            if (token := _token_of(task)) in self._events:
+                self._ended.add(token)
+
+    def begin_outcome(self, task: ClaimedTask) -> bool:
+        """Do as `begin_report`; return whether the outcome may be reported.
+
+        It may not if the task returns to its queue, or is not held, because it was cancelled or lost.
+        """
+        with self._lock:
+            token = _token_of(task)
+            self._ended.discard(token)
+            if token not in self._events or token in self._returned:
+                self._lock.notify_all()
+                return False
+            self._reported.add(token)
+            return True
 
     def begin_report(self, *tasks: ClaimedTask) -> None:
         """Let only the answer to the report of its outcome end each of these tasks, until `remove`."""
@@ -318,16 +344,24 @@ class HeldTasks:
         """Hold a task like any other again: its outcome was not reported."""
         with self._lock:
             self._reported.discard(_token_of(task))
+            self._ended.discard(_token_of(task))
+            self._lock.notify_all()
 
     def ids(self) -> list[str]:
         """Return the ids of the tasks that this worker holds."""
         with self._lock:
             return [token.task_id for token in self._events]
 
-    def unreported(self) -> list[ClaimedTask]:
-        """Return the tasks whose outcomes are not being reported, with their tokens and events only."""
+    def begin_return(self, *, with_ended: bool = False) -> list[ClaimedTask]:
+        """Return the tasks that run, with their tokens and events only; their outcomes are not reported.
+
+        `with_ended`: also those whose code has ended, and whose results are uploaded.
+        """
         with self._lock:
-            entries = [entry for entry in self._events.items() if entry[0] not in self._reported]
+            kept = self._reported if with_ended else self._reported | self._ended
+            entries = [entry for entry in self._events.items() if entry[0] not in kept]
+            self._reported.update(token for token, _ in entries)
+            self._returned.update(token for token, _ in entries)
         return [
             ClaimedTask(
                 token.task_id, "", "", None, token.attempt, worker_id=UUID(token.worker_id), cancelled=event
@@ -336,9 +370,9 @@ class HeldTasks:
         ]
 
     def wait_for_reports(self, seconds: float) -> None:
-        """Wait until no outcome is being reported, at most `seconds`."""
+        """Wait until no result is uploaded and no outcome is being reported, at most `seconds`."""
         with self._lock:
-            self._lock.wait_for(lambda: not self._reported, seconds)
+            self._lock.wait_for(lambda: not (self._reported or self._ended), seconds)
 
     def wait_for_none(self) -> None:
         """Wait until this worker holds no task."""
@@ -386,6 +420,7 @@ class HeldTasks:
             ended = {token: self._events.pop(token) for token in tokens}
             for token in tokens:
                 self._credentials.pop(token[:2], None)
+                self._ended.discard(token)
             self._lock.notify_all()
         for token, event in ended.items():
             log.info(
