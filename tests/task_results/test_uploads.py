@@ -30,6 +30,7 @@ from zndraw_joblib.server.queue.rules_tokens import digest
 from zndraw_joblib.server.results import stores
 from zndraw_joblib.server.results.results import content_store
 from zndraw_joblib.server.results.stores import MemoryResults
+from zndraw_joblib.wire.problems import ServiceUnavailable
 
 MIB = 1024 * 1024
 LARGE = bytes(range(256)) * (10 * 1024) + b"the end"

@@ -352,7 +352,8 @@ class TaskResult(Base, table=True):
     The content is `size` bytes under `content_key`, which is null after the content was deleted. The sweeper
     deletes the content after `expires_at`; a running upload postpones this time. At `check_at` the sweeper
     checks whether the attempt has completed; `check_at` is null once it has. A transaction that sets
-    `task_seq` holds the lock of the task. The bytes count for `user_id`, who submitted the task.
+    `task_seq` holds the lock of the task. The bytes count for `user_id`, who submitted the task. Of an upload
+    that has failed `attempt` is -1: it becomes no result, and counts no bytes once its content was deleted.
     """
 
     __tablename__ = "joblib_task_result"

@@ -146,10 +146,18 @@ def expired(record: ResultRecord) -> ResultExpired:
     )
 
 
-async def abandon(tx: Transaction, n: int) -> Deletable | None:
-    """Let the content of an upload that failed be deleted; None if the upload is a task's result."""
-    key = await sql_results.abandon(tx, n)
-    return None if key is None else Deletable(n, key)
+async def abandon(tx: Transaction, n: int) -> bool:
+    """Let the content of an upload that failed be deleted. Return False if the upload is a task's result.
+
+    Its store may complete the upload after the deletion, as a bucket does a request that it has received. So
+    the sweeper deletes the content once more, after `LEASE`.
+    """
+    return await sql_results.abandon(tx, n, LEASE)
+
+
+async def uncount(tx: Transaction, n: int) -> None:
+    """Count no bytes for an abandoned upload whose content was deleted."""
+    await sql_results.uncount(tx, n)
 
 
 async def to_check(tx: Transaction) -> list[Unconfirmed]:

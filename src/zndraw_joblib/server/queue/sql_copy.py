@@ -365,7 +365,7 @@ _CONNECTED = text(
 # A connection that was closed may be listed for a moment.
 _CHECKS, _CHECK_SECONDS = 10, 0.3
 _IS_OUTSIDE = text("""
-SELECT 1 FROM joblib_task_result WHERE content_key IS NOT NULL AND NOT EXISTS (
+SELECT 1 FROM joblib_task_result WHERE content_key IS NOT NULL AND attempt >= 0 AND NOT EXISTS (
     SELECT 1 FROM joblib_result WHERE joblib_result.key = 'value:' || joblib_task_result.content_key
 ) LIMIT 1
 """)

@@ -143,7 +143,9 @@ _DROP_SHARE = statement("DELETE FROM joblib_task_result_share WHERE user_id = :u
 _FREE_TOTAL = statement("UPDATE joblib_task_result_total SET size = size - :size", size=BIG_INTEGER)
 
 _IS_UPLOAD = "n = :n AND task_seq IS NULL AND content_key IS NOT NULL"
-_IS_ALIVE = "expires_at > :now"
+# Of an upload that has been abandoned.
+_ABANDONED = -1
+_IS_ALIVE = f"expires_at > :now AND attempt <> {_ABANDONED}"
 _BEGIN = statement(
     """
 INSERT INTO joblib_task_result (attempt, content_key, size, content_type, etag, expires_at, user_id)
@@ -181,8 +183,14 @@ WHERE n = :n
     size=BIG_INTEGER,
 )
 _ABANDON = statement(
-    f"UPDATE joblib_task_result SET expires_at = :now WHERE {_IS_UPLOAD} RETURNING content_key", "content_key"
+    f"""
+UPDATE joblib_task_result SET attempt = {_ABANDONED}, expires_at = :expires_at WHERE {_IS_UPLOAD}
+RETURNING n
+""",
+    "n",
 )
+_IS_RESULT = statement("SELECT 1 AS one FROM joblib_task_result WHERE n = :n AND task_seq IS NOT NULL", "one")
+_UNCOUNT = statement(f"UPDATE joblib_task_result SET size = -{RESULT_BYTES} WHERE n = ANY (:all_n)")
 
 
 def _detaching(condition: str) -> tuple[Any, Any]:
@@ -339,11 +347,21 @@ async def checked(tx: Transaction, unconfirmed: Sequence[Unconfirmed]) -> None:
             await _detach(tx, _DETACH_ONE, {"n": result.n})
 
 
-async def abandon(tx: Transaction, n: int) -> str | None:
-    """Let the content of an upload be deleted; return its key. Return None if it is a task's result."""
-    now = await tx.now()
-    key: str | None = (await tx.execute(_ABANDON, {"n": n, "now": now})).scalar_one_or_none()
-    return key
+async def abandon(tx: Transaction, n: int, lease: timedelta) -> bool:
+    """Let the content of an upload be deleted after `lease`. Return False if it is a task's result."""
+    params = {"n": n, "expires_at": await tx.now() + lease}
+    if (await tx.execute(_ABANDON, params)).first() is not None:
+        return True
+    return (await tx.execute(_IS_RESULT, {"n": n})).first() is None
+
+
+async def uncount(tx: Transaction, n: int) -> None:
+    """Count no bytes for an abandoned upload, whose row stays until its content is deleted once more."""
+    params = {"all_n": padded([n])}
+    rows = (await tx.execute(_LOCK_CONTENT, params)).all()
+    await tx.execute(_UNCOUNT, params)
+    if rows:
+        await _free(tx, {row.user_id: row.size + RESULT_BYTES for row in rows})
 
 
 async def of_tasks(tx: Transaction, task_seqs: Sequence[int]) -> dict[int, ResultRecord]:

@@ -184,7 +184,7 @@ class TaskResults:
                 stored: StoredResult = await write(rules_results.finish, upload, n, new, quota)
         except BaseException:
             # Also when this request is cancelled: it must not leave content behind.
-            await asyncio.shield(asyncio.ensure_future(self._abandon(n)))
+            await asyncio.shield(asyncio.ensure_future(self._abandon(n, key)))
             raise
         return stored
 
@@ -228,13 +228,12 @@ class TaskResults:
                 extended_at = time.monotonic()
             yield chunk
 
-    async def _abandon(self, n: int) -> None:
-        """Delete the content of an upload that failed; if that fails, too, `prune` does so later."""
+    async def _abandon(self, n: int, key: str) -> None:
+        """Delete the content of an upload that failed; `prune` does so again later, and if that fails."""
         try:
-            deletable: Deletable | None = await self._runtime.write(rules_results.abandon, n)
-            if deletable is not None:
-                await self._store.delete(deletable.content_key)
-                await self._runtime.write(rules_results.forget, [deletable])
+            if await self._runtime.write(rules_results.abandon, n):
+                await self._store.delete(key)
+                await self._runtime.write(rules_results.uncount, n)
         except Exception as error:
             logger.warning("The content of a failed upload is deleted later: %r", error)
 
