@@ -325,16 +325,32 @@ async def test_a_large_result_is_refused(
 async def test_all_results_have_a_limit(
     client: httpx.AsyncClient, held: dict[str, Any], joblib: JobLib, rows: AsyncEngine
 ) -> None:
-    """What does not fit is refused with a 507 that names the setting; what is stored stays."""
+    """What does not fit is refused with a 507 that names the setting; what is stored stays.
+
+    What never fits, into all or into the share of a user, is a 413 at once: to wait would not help.
+    """
     joblib.settings.max_stored_result_bytes = 2 * MIB
+
+    async def large() -> AsyncIterator[bytes]:
+        for _ in range(3):
+            yield bytes(MIB)
+
+    for share, too_large in ((1, (bytes(2 * MIB), large())), (0.75, (bytes(3 * MIB // 2), large()))):
+        joblib.settings.max_share_per_user = share
+        for content in too_large:
+            refused = await upload(client, held, content)
+            assert refused.status_code == 413, refused.text
+            assert ("max_share_per_user" in refused.json()["detail"]) == (share < 1)
+            assert "max_stored_result_bytes" in refused.json()["detail"]
     joblib.settings.max_share_per_user = 1
     first = bytes(MIB)
     assert (await upload(client, held, first)).status_code == 200
 
     async def body() -> AsyncIterator[bytes]:
-        yield bytes(2 * MIB)
+        yield bytes(MIB)
+        yield bytes(MIB // 2)
 
-    for content in (bytes(2 * MIB), body()):
+    for content in (bytes(3 * MIB // 2), body()):
         refused = await upload(client, held, content)
         assert refused.status_code == 507, refused.text
         assert "max_stored_result_bytes" in refused.json()["detail"]
@@ -429,6 +445,62 @@ async def test_an_abandoned_upload_is_deleted(
     assert (await joblib.task_results.prune()).deleted == 1
     assert await total(joblib) == 0
     assert await contents(joblib, rows, joblib.settings.task_result_directory) == 0
+    # One that has been abandoned becomes no result any more, also while its lease lasts.
+    n = await runtime.write(rules_results.begin, who, "task-result:abce", 7, quota)
+    assert await runtime.write(rules_results.abandon, n)
+    new = sql_results.NewResult(7, "text/plain", "etag", None)
+    with pytest.raises(ServiceUnavailable):
+        await runtime.write(rules_results.finish, who, n, new, quota)
+
+
+class _LateStore:
+    """A store that has taken the last bytes of an upload and completes it later, as a bucket may do."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self.has_all, self.late = asyncio.Event(), asyncio.Event()
+        self.completed: asyncio.Task[None] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def store_stream(self, key: str, chunks: AsyncIterator[bytes], ttl: int) -> None:
+        content = b"".join([chunk async for chunk in chunks])
+        self.has_all.set()
+        self.completed = asyncio.create_task(self._complete(key, content, ttl))
+        await asyncio.shield(self.completed)
+
+    async def _complete(self, key: str, content: bytes, ttl: int) -> None:
+        await self.late.wait()
+        await self._store.store_stream(key, stores.stream(content), ttl)
+
+
+@on_one_store
+async def test_content_that_a_store_completes_after_its_upload_ended_is_deleted(
+    client: httpx.AsyncClient, held: dict[str, Any], joblib: JobLib, rows: AsyncEngine
+) -> None:
+    """A lease later; until then it counts for nobody, and it never is a result."""
+    late = joblib.runtime.content_store = _LateStore(content_store(joblib.runtime))
+    uploading = asyncio.create_task(upload(client, held))
+    await late.has_all.wait()
+    uploading.cancel()
+    with suppress(asyncio.CancelledError):
+        await uploading
+    await until(lambda: has_no_bytes(joblib))
+    late.late.set()
+    assert late.completed is not None
+    await late.completed
+    joblib.runtime.content_store = late._store
+    assert await contents(joblib, rows, None) == 1
+    assert (await joblib.task_results.prune()).deleted == 0
+    await expire_all(rows)
+    assert (await joblib.task_results.prune()).deleted == 1
+    assert (await contents(joblib, rows, None), await total(joblib)) == (0, 0)
+
+
+async def has_no_bytes(joblib: JobLib) -> bool:
+    """Return whether no content is counted."""
+    return await total(joblib) == 0
 
 
 @pytest.mark.parametrize("place", [("files", "sqlite")], ids="-".join, indirect=True)

@@ -11,6 +11,7 @@ from zndraw_joblib.server.process.ports import Identity
 from zndraw_joblib.server.queue import rules_transitions, sql_results, sql_tasks
 from zndraw_joblib.server.queue.rules_retention import Pruned
 from zndraw_joblib.server.queue.sql_results import (
+    RESULT_BYTES,
     Deletable,
     NewResult,
     NewUpload,
@@ -23,6 +24,7 @@ from zndraw_joblib.server.queue.sql_task_rows import TaskRecord
 from zndraw_joblib.wire.history import EventKind
 from zndraw_joblib.wire.messages import TaskActionRequest
 from zndraw_joblib.wire.problems import (
+    ContentTooLarge,
     Forbidden,
     ProblemException,
     ResultExpired,
@@ -61,13 +63,29 @@ class FoundResult(NamedTuple):
     value: Any
 
 
+def check_possible(size: int, quota: Quota) -> None:
+    """Raise `ContentTooLarge` for a result that never fits, however much is deleted."""
+    needed, name = size + RESULT_BYTES, "max_stored_result_bytes"
+    if needed <= min(quota.max_total, quota.max_share):
+        return
+    limit = f"all stored results may have {quota.max_total} bytes (setting {name})"
+    if quota.max_share < quota.max_total:
+        limit = f"those of one user's tasks may have {quota.max_share} bytes (max_share_per_user of {name})"
+    raise ContentTooLarge(
+        f"The result never fits: it has {size} bytes or more, counts as {RESULT_BYTES} more, and {limit}. "
+        f"Return less, or ask the operator to raise {name}"
+    )
+
+
 async def begin(tx: Transaction, upload: Upload, key: str, size: int, quota: Quota) -> int:
     """Return the number of a new upload of `size` bytes, 0 if that is unknown; few of them are reserved.
 
     Raises `TaskNotFound`, `Forbidden` or `StaleReport` unless the caller's attempt
-    holds the task, and `ResultStoreFull` or `ServiceUnavailable` without room for it.
+    holds the task, `ContentTooLarge` if it never fits, and `ResultStoreFull` or `ServiceUnavailable` without
+    room for it.
     """
     task = _check_held(upload, await sql_tasks.by_id(tx, upload.task_id))
+    check_possible(size, quota)
     new = NewUpload(key, task.created_by, min(size, STEP_BYTES), size)
     try:
         return await sql_results.begin(tx, new, quota, LEASE)

@@ -221,6 +221,7 @@ class TaskResults:
                 if announced:
                     step = min(step, announced - reserved)
                 more = max(size - reserved, step)
+                rules_results.check_possible(size, self._quota)
                 await self._runtime.write(rules_results.reserve, n, more, self._quota)
                 reserved += more
             if time.monotonic() > extended_at + _EXTEND_SECONDS:
