@@ -13,7 +13,7 @@ from rest import V1, AsUser, claim, expect_problem, register, report, submit
 from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker
 
 from zndraw_joblib import JobLib, JobLibSettings
-from zndraw_joblib.server.admin import rules_findings
+from zndraw_joblib.server.admin import rules_findings, sql_operators
 from zndraw_joblib.server.admin.rules_statistics import SETTLE
 from zndraw_joblib.server.process.ports import Identity
 from zndraw_joblib.wire.operators import Finding, Severity
@@ -144,6 +144,98 @@ async def test_a_failure_rate_above_the_usual_one_is_a_finding(
         [finding] = await end(0, 13)
         assert "47%; on the day before it was 16.7%" in finding["detail"]
         assert clock.now - datetime.fromisoformat(finding["since"]) < timedelta(minutes=3)
+
+
+async def found_with(client: httpx.AsyncClient, code: str, room: str | None = None) -> list[dict[str, Any]]:
+    """Return the findings with a code, of the queue or of a room."""
+    findings = (await get(client, "/overview" if room is None else f"/rooms/{room}/overview"))["findings"]
+    return [finding for finding in findings if finding["code"] == code]
+
+
+@on_both
+async def test_a_schedule_whose_last_task_failed_is_a_finding(
+    engine: AsyncEngine, clock: ManualClock
+) -> None:
+    """With its job and the error code, in its room alone, until the task is retried or it is paused."""
+    async with queue_at(engine, clock) as (joblib, client):
+        job = await register(client, "Nightly")
+        body = {"job": job["full_name"], "payload": {"angle": "private"}, "every_seconds": 60}
+        for room in ("lab", "attic"):
+            assert (await client.put(f"{V1}/rooms/{room}/schedules/nightly", json=body)).status_code == 201
+        clock.advance(60)
+        await joblib.schedules.submit_due()
+        assert await found_with(client, "schedule-run-failed") == []
+        failed = []
+        for _ in range(2):
+            task = await claim(client, job["worker_id"])
+            assert (await report(client, task, "running", attempt=1)).is_success
+            assert (await report(client, task, "failed", attempt=1, error="private")).is_success
+            failed.append(task["id"])
+        findings = await found_with(client, "schedule-run-failed")
+        assert {each["task"] for each in findings} == set(failed)
+        assert {each["room"] for each in findings} == {"lab", "attic"}
+        [found] = await found_with(client, "schedule-run-failed", "lab")
+        assert (found["job"], found["severity"]) == (job["full_name"], "warning")
+        assert (
+            f"schedule nightly of room lab, a task of {job['full_name']}, failed: error." in found["detail"]
+        )
+        assert "private" not in str(findings)
+        assert await found_with(client, "schedule-run-failed", "cellar") == []
+        assert (await client.post(f"{V1}/tasks/{found['task']}/retry")).is_success
+        url = f"{V1}/rooms/attic/schedules/nightly"
+        assert (await client.patch(url, json={"paused": True})).is_success
+        assert await found_with(client, "schedule-run-failed") == []
+
+
+@on_both
+async def test_a_token_of_workers_that_ends_soon_is_a_finding(
+    engine: AsyncEngine, clock: ManualClock
+) -> None:
+    """A warning a week before its end, critical on the last day; with its name and those of its workers."""
+    async with queue_at(engine, clock) as (joblib, client):
+        write, add = joblib.runtime.write, sql_operators.add_token
+        worker = {"name": "gpu-1", "host": "node", "pid": 7}
+        created = await client.post(f"{V1}/workers", json=worker)
+        assert created.is_success, created.text
+        for name, days in (("ada", 8), ("without-workers", 1)):
+            rights = sql_operators.TokenRights(expires_at=clock.now + timedelta(days=days))
+            assert await write(add, name, f"digest-{name}", is_superuser=True, rights=rights)
+
+        async def endings(seconds: float) -> list[dict[str, Any]]:
+            clock.advance(seconds)
+            beat = await client.patch(f"{V1}/workers/{created.json()['id']}", json={})
+            assert beat.is_success, beat.text
+            return await found_with(client, "worker-token-ending")
+
+        assert await endings(0) == []
+        [found] = await endings(2 * 86_400)
+        assert (found["severity"], found["count"]) == ("warning", 1)
+        assert found["detail"] == (
+            "Token ada ends in 6 days, at 2030-01-09 00:00 UTC; its worker ends before that: gpu-1."
+        )
+        [found] = await endings(5.5 * 86_400)
+        assert (found["severity"], "ends in 12 hours" in found["detail"]) == ("critical", True)
+        clock.advance(3600)
+        assert await found_with(client, "worker-token-ending") == []  # the worker is silent
+        assert await endings(86_400) == []
+
+
+@on_both
+async def test_a_user_with_most_of_its_share_of_pending_tasks_is_a_finding(
+    engine: AsyncEngine, clock: ManualClock
+) -> None:
+    """From 80 % of the share on; the tasks are counted at most every 10 s."""
+    async with queue_at(engine, clock) as (joblib, client):
+        joblib.settings.max_pending_tasks = 40
+        job = await register(client)
+        for _ in range(15):
+            await submit(client, job)
+        assert await found_with(client, "pending-tasks-near-limit") == []
+        await submit(client, job)
+        joblib.overviews.shares.forget()
+        [found] = await found_with(client, "pending-tasks-near-limit")
+        assert (found["severity"], found["count"]) == ("warning", 16)
+        assert "User ada has 16 pending tasks: 80% of the 20 that one user may have" in found["detail"]
 
 
 @on_both

@@ -50,6 +50,8 @@ CASES = {
     "ZndrawJoblibJobFails": Case(
         {}, {"tasks_finished_total outcome=failed": 6, "tasks_finished_total outcome=completed": 4}
     ),
+    "ZndrawJoblibScheduleFailed": Case({"failed_schedules": 1}),
+    "ZndrawJoblibWorkerTokenEnds": Case({"worker_token_seconds": 259_000}),
     "ZndrawJoblibAttemptsLost": Case({}, {"attempts_lost_total": 11}),
     "ZndrawJoblibWorkersSilent": Case({"workers state=silent": 1}),
     "ZndrawJoblibNoFreeSlot": Case({"worker_slots state=free": 0, "worker_slots state=held": 4}),

@@ -7,6 +7,7 @@ of 500. A quarter is in one group, and another in 2,000 groups. There are 100,00
 webhooks, a half of which is due.
 Further 40,000 tasks wait: a half for one task, the others for the one before them, for one that has ended,
 and some for a group; 40,000 tasks of the history have waited for one each. These are 102,000 edges.
+There are 20,000 schedules and 20,000 tokens.
 """
 
 # ruff: noqa: S608 - all of the SQL is written here
@@ -21,6 +22,7 @@ WORKERS = 20_000
 DELIVERIES, TARGETS = 100_000, 20_000
 JOBS = 21
 GROUPS = 2_000
+SCHEDULES = 20_000
 # Those that wait, after all others: the first half for one running task.
 WAITING, FAN = 40_000, 61_001
 # For each of these ended tasks some wait; the oldest tasks are not among them.
@@ -159,11 +161,29 @@ def _seed(kind: str) -> list[str]:
         f"""INSERT INTO joblib_task_webhook (task_seq, webhook_n) {numbers(DELIVERIES, 1)}
             SELECT i, 1 + i % {TARGETS} FROM n WHERE i % 20 = 0""",
     ]
-    seeds += _seed_edges(kind)
+    seeds += [*_seed_edges(kind), *_seed_schedules(kind)]
     if kind == "postgresql":
         # The test decides when statistics are made.
         return [f"ALTER TABLE {name} SET (autovacuum_enabled = off)" for name in metadata.tables] + seeds
     return seeds
+
+
+def _seed_schedules(kind: str) -> list[str]:
+    """Return the statements for schedules that have run, and for tokens, of which 200 end next."""
+    uuid, time, false = _UUID[kind], _TIME[kind], _FALSE[kind]
+    return [
+        f"""INSERT INTO joblib_schedule (id, room_id, name, owner_id, job_name, spec, paused, created_at,
+                updated_at, anchor_at, next_due_at, last_due_at, last_task_id)
+            {_NUMBERS[kind].format(first=1, last=SCHEDULES)}
+            SELECT {uuid.format("i")}, 'room-' || (i % 300), 'nightly-' || i, 'submitter',
+                '@global:modifiers:J' || (i % {JOBS}), '{{}}', {false}, {time.format("i")},
+                {time.format("i")}, {time.format("i")}, {time.format("i + 86400")}, {time.format("i")},
+                {uuid.format("2000000 + i")} FROM n""",
+        f"""INSERT INTO joblib_token (name, digest, is_superuser, created_at, expires_at)
+            {_NUMBERS[kind].format(first=1, last=SCHEDULES)}
+            SELECT 'token-' || i, 'digest-' || i, {false}, {time.format("i")},
+                CASE WHEN i % 100 = 0 THEN {time.format("i * 1000")} END FROM n""",
+    ]
 
 
 def _seed_edges(kind: str) -> list[str]:

@@ -6,9 +6,9 @@ from functools import partial
 from plans.explained import Explainer, Plan
 from plans.seeding import LAB, TASKS
 from plans.test_plans import describe
-from zndraw_joblib.server.admin import rules_overview
+from zndraw_joblib.server.admin import rules_overview, sql_operators
 from zndraw_joblib.server.admin.rules_capacity import Limits
-from zndraw_joblib.server.queue import sql_occurrences
+from zndraw_joblib.server.queue import sql_occurrences, sql_schedules
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 # The last minute of the tasks, of which the last ten have greater numbers than the floor.
@@ -34,6 +34,26 @@ async def test_an_overview_scans_no_tasks(explainer: Explainer) -> None:
         )
     )
     assert_no_scan(await explainer.plans(partial(rules_overview.read_room, room_id=LAB)))
+
+
+async def test_findings_read_few_schedules_and_tokens(explainer: Explainer) -> None:
+    """Of 20,000 schedules those that were due last, and of 20,000 tokens those that end next."""
+    plans = [
+        *await explainer.plans(partial(sql_schedules.failed_runs, limit=50)),
+        *await explainer.plans(
+            partial(sql_operators.ending_tokens, within=timedelta(days=7), silent_since=START)
+        ),
+    ]
+    scans = {scan for plan in plans for scan in plan.scans if scan[0] != "joblib_worker"}
+    by_id = (
+        "joblib_task",
+        "uq_joblib_task_id" if explainer.is_postgresql else "sqlite_autoindex_joblib_task_1",
+    )
+    assert scans == {
+        ("joblib_schedule", "ix_joblib_schedule_ran"),
+        by_id,
+        ("joblib_token", "ix_joblib_token_ending"),
+    }
 
 
 async def test_a_pass_reads_the_newest_tasks_and_the_last_ends(explainer: Explainer) -> None:

@@ -1,5 +1,6 @@
 """How much of the limits of the whole queue is used: of pending tasks, and of stored results."""
 
+import math
 from typing import NamedTuple
 
 from zndraw_joblib.server.db.database import Transaction
@@ -64,6 +65,37 @@ def findings(usage: Usage, limits: Limits) -> list[Finding]:
     elif (share := usage.user_result_bytes / limits.user_result_bytes) >= _NEAR:
         listed.append(_results_of_user(share, usage, limits))
     return listed
+
+
+class UserShare(NamedTuple):
+    """The user with the most pending tasks, how many these are, and how many one user may have."""
+
+    user: str
+    pending_tasks: int
+    allowed: int
+
+
+def near(share: int) -> int:
+    """Return from which number on the share of a user is nearly used."""
+    return math.ceil(_NEAR * share)
+
+
+def share_findings(share: UserShare | None) -> list[Finding]:
+    """Return that a user has nearly as many pending tasks as one user may have."""
+    if share is None or share.pending_tasks < near(share.allowed):
+        return []
+    return [
+        Finding(
+            code="pending-tasks-near-limit",
+            severity=Severity.WARNING,
+            detail=f"User {share.user} has {share.pending_tasks:,} pending tasks: "
+            f"{share.pending_tasks / share.allowed:.0%} of the {share.allowed:,} that one user may have "
+            f"(max_share_per_user of {PENDING_TASKS}). Beyond it this user's submits get 429.",
+            remedy=f"Ask the user, or cancel tasks that are not needed (zndraw-joblib tasks bulk cancel "
+            f"--all-rooms --created-by {share.user} --status pending), or raise {PENDING_TASKS}.",
+            count=share.pending_tasks,
+        )
+    ]
 
 
 def _severity(ratio: float) -> Severity:

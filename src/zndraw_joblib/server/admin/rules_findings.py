@@ -5,13 +5,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from zndraw_joblib.server.admin.sql_figures import QueuedJob, WorkerGroup
+from zndraw_joblib.server.admin.sql_operators import EndingToken
 from zndraw_joblib.server.admin.sql_statistics import RecentEnds
 from zndraw_joblib.server.queue import rules_queues, sql_jobs
 from zndraw_joblib.server.queue.rules_allocations import NoTime
 from zndraw_joblib.server.queue.sql_counts import WaitingTask
 from zndraw_joblib.server.queue.sql_groups import GroupRecord
 from zndraw_joblib.server.queue.sql_pauses import ALL_ROOMS, PauseRecord
-from zndraw_joblib.server.queue.sql_schedules import ScheduleRecord
+from zndraw_joblib.server.queue.sql_schedules import FailedRun, ScheduleRecord
 from zndraw_joblib.server.queue.sql_webhooks import WebhookRecord
 from zndraw_joblib.wire.groups import GroupOnEnd
 from zndraw_joblib.wire.messages import SweeperMode
@@ -26,6 +27,8 @@ _HIGH_SHARE, _ABOVE_USUAL, _USUAL_ENDS = 0.05, 2, 20
 _MANY_LOST = 5
 _MAX_FINDINGS = 100
 _FORGOTTEN = timedelta(days=1)
+_DAY = timedelta(days=1)
+_NAMED_WORKERS = 5
 # Servers of two versions run side by side while one replaces the other, but not for so long.
 _UPGRADE = timedelta(hours=1)
 _ORDER = {Severity.CRITICAL: 0, Severity.WARNING: 1, Severity.INFO: 2}
@@ -136,6 +139,39 @@ def failing_schedule(schedule: ScheduleRecord) -> Finding:
         job=schedule.job_name,
         room=schedule.room_id,
         since=schedule.error_at,
+    )
+
+
+def failed_run(run: FailedRun) -> Finding:
+    """Return that the last task of a schedule failed."""
+    code = run.error_code or "error"
+    return Finding(
+        code="schedule-run-failed",
+        severity=Severity.WARNING,
+        detail=f"The last task of schedule {run.name} of room {run.room_id}, a task of {run.job_name}, "
+        f"failed: {code}.",
+        remedy="Read its error (zndraw-joblib task ID) and correct the cause, then retry the task. It is "
+        "listed until the next due time, or until the schedule is paused.",
+        job=run.job_name,
+        room=run.room_id,
+        task=run.task_id,
+        since=run.failed_at,
+    )
+
+
+def ending_token(token: EndingToken, now: datetime) -> Finding:
+    """Return that the token of workers that run ends soon."""
+    left, number = token.expires_at - now, len(token.workers)
+    names = ", ".join(token.workers[:_NAMED_WORKERS]) + (", …" if number > _NAMED_WORKERS else "")
+    workers = "its worker ends" if number == 1 else f"its {number:,} workers end"
+    return Finding(
+        code="worker-token-ending",
+        severity=Severity.CRITICAL if left < _DAY else Severity.WARNING,
+        detail=f"Token {token.name} ends in {_duration(left)}, at {token.expires_at:%Y-%m-%d %H:%M} UTC; "
+        f"{workers} before that: {names}.",
+        remedy=f"Move the end, on the server's machine: zndraw-joblib token update {token.name} --expires "
+        "90d. The workers notice it, and need no restart.",
+        count=number,
     )
 
 

@@ -12,10 +12,12 @@ from zndraw_joblib.server.admin import (
     rules_servers,
     sql_figures,
     sql_lists,
+    sql_operators,
     sql_statistics,
 )
-from zndraw_joblib.server.admin.rules_capacity import Limits
+from zndraw_joblib.server.admin.rules_capacity import Limits, UserShare
 from zndraw_joblib.server.admin.sql_figures import QueuedJob
+from zndraw_joblib.server.admin.sql_operators import EndingToken
 from zndraw_joblib.server.admin.sql_statistics import ALL_JOBS
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.process.ports import Page
@@ -56,11 +58,15 @@ _MANY_DELIVERY_FAILURES = 5
 # For how long after its end a group is listed whose task could not be submitted.
 _LISTED_GROUPS = timedelta(days=1)
 _LISTED_PAUSES = 100
+# How long before its end a token of workers is listed.
+_TOKEN_ENDS = timedelta(days=7)
 _USUAL = timedelta(days=1)
 
 
-async def read_overview(tx: Transaction, heartbeat_seconds: float, limits: Limits) -> Overview:
-    """Return the state of the queue. Call it in a snapshot: it has sums of several tables."""
+async def read_overview(
+    tx: Transaction, heartbeat_seconds: float, limits: Limits, share: UserShare | None = None
+) -> Overview:
+    """Return the state of the queue, with the share of a user. Call it in a snapshot, for sums of tables."""
     now = await tx.now()
     counts = await sql_counts.of_all(tx)
     totals, waiting = await sql_figures.job_totals(tx), await sql_counts.of_queues(tx)
@@ -72,13 +78,15 @@ async def read_overview(tx: Transaction, heartbeat_seconds: float, limits: Limit
     findings = [
         *rules_findings.paused_rooms(pauses, await _pending_of(tx, pauses, counts), now),
         *await _of_jobs(tx, waiting, now),
-        *map(rules_findings.failing_schedule, await sql_schedules.failing(tx, _LISTED_JOBS)),
+        *await _of_schedules(tx),
+        *[rules_findings.ending_token(token, now) for token in await _ending(tx, silent_since)],
         *map(rules_findings.unfinished_group, unfinished),
         *map(rules_findings.failing_webhook, await _faulty_webhooks(tx)),
         *rules_findings.silent_workers(groups[WorkerState.SILENT]),
         *rules_findings.sweepers(listed, held_back=bool(last) and last[0].held_back),
         *rules_findings.different_versions(listed, now),
         *rules_capacity.findings(await rules_capacity.read(tx, counts.pending), limits),
+        *rules_capacity.share_findings(share),
     ]
     since = now - timedelta(seconds=HOUR)
     return Overview(
@@ -98,6 +106,17 @@ async def read_overview(tx: Transaction, heartbeat_seconds: float, limits: Limit
         recent=await sql_statistics.read(tx, MINUTE, ALL_JOBS, since, now),
         statistics_until=await sql_occurrences.read_until(tx),
     )
+
+
+async def _of_schedules(tx: Transaction, room_id: str | None = None) -> list[Finding]:
+    return [
+        *map(rules_findings.failing_schedule, await sql_schedules.failing(tx, _LISTED_JOBS, room_id)),
+        *map(rules_findings.failed_run, await sql_schedules.failed_runs(tx, _LISTED_JOBS, room_id)),
+    ]
+
+
+async def _ending(tx: Transaction, silent_since: datetime) -> list[EndingToken]:
+    return await sql_operators.ending_tokens(tx, _TOKEN_ENDS, silent_since)
 
 
 async def _pending_of(tx: Transaction, pauses: Sequence[PauseRecord], counts: StatusCounts) -> dict[str, int]:
@@ -160,6 +179,7 @@ async def read_room(tx: Transaction, room_id: str) -> RoomOverview:
             [
                 *rules_findings.paused_rooms(pauses, {ALL_ROOMS: total.pending, room_id: total.pending}, now),
                 *_of_room(entries),
+                *await _of_schedules(tx, room_id),
             ]
         ),
         counts=total,
@@ -265,6 +285,8 @@ class QueueMetrics:
     last_success: datetime | None
     statistics_until: datetime | None
     schedule_lag_seconds: float
+    failed_schedules: int
+    token_seconds: float
     rate_limited_tasks: int
     paused_rooms: int
     is_paused: bool
@@ -278,7 +300,8 @@ class QueueMetrics:
 async def read_metrics(tx: Transaction, heartbeat_seconds: float, limits: Limits) -> QueueMetrics:
     """Return the figures of the queue. Call it in a snapshot."""
     now = await tx.now()
-    groups = await sql_figures.by_state(tx, now - timedelta(seconds=SILENT_HEARTBEATS * heartbeat_seconds))
+    silent_since = now - timedelta(seconds=SILENT_HEARTBEATS * heartbeat_seconds)
+    groups, ending = await sql_figures.by_state(tx, silent_since), await _ending(tx, silent_since)
     active, listed = groups[WorkerState.ACTIVE], await rules_servers.entries(tx)
     silent = sum(server.is_silent for server in listed)
     successes = [server.last_good_at for server in listed if server.last_good_at is not None]
@@ -296,6 +319,8 @@ async def read_metrics(tx: Transaction, heartbeat_seconds: float, limits: Limits
         last_success=max(successes, default=None),
         statistics_until=await sql_occurrences.read_until(tx),
         schedule_lag_seconds=_lag(now, await sql_schedules.next_due(tx)),
+        failed_schedules=len(await sql_schedules.failed_runs(tx, MAX_JOBS)),
+        token_seconds=((ending[0].expires_at - now) if ending else _TOKEN_ENDS).total_seconds(),
         rate_limited_tasks=await rules_limits.count_rate_limited(tx),
         paused_rooms=len(pauses.rooms),
         is_paused=pauses.is_all,

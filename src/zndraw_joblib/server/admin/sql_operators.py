@@ -9,6 +9,7 @@ from pydantic_core import from_json, to_json
 from sqlalchemy.exc import IntegrityError
 
 from zndraw_joblib.server.db.bulk import padded
+from zndraw_joblib.server.db.column_types import UtcDateTime
 from zndraw_joblib.server.db.database import Database, Transaction
 from zndraw_joblib.server.db.statements import one_row, statement
 from zndraw_joblib.server.db.tables import Server, SweepCycle
@@ -113,6 +114,14 @@ class TokenRecord(NamedTuple):
         return identity._replace(worker=WorkerGrant(self.max_tasks, labels))
 
 
+class EndingToken(NamedTuple):
+    """A token that ends soon, and how operators know its workers: by name, by host, or by id."""
+
+    name: str
+    expires_at: datetime
+    workers: list[str]
+
+
 _SELECT = f"SELECT {', '.join(TokenRecord._fields)} FROM joblib_token"
 _BY_DIGEST = statement(f"{_SELECT} WHERE digest = :digest", *TokenRecord._fields)
 _BY_NAME = statement(f"{_SELECT} WHERE name = :name", *TokenRecord._fields)
@@ -145,6 +154,25 @@ UPDATE joblib_token
 SET is_superuser = :is_superuser, roles = :roles, rooms = :rooms, jobs = :jobs, expires_at = :expires_at
 WHERE name = :name
 """
+)
+_MAX_ENDING = 100
+_ENDING = statement(
+    """
+SELECT name, expires_at FROM joblib_token
+WHERE expires_at IS NOT NULL AND issued_by IS NULL AND expires_at > :now AND expires_at <= :until
+ORDER BY expires_at LIMIT :limit
+""",
+    *("name", "expires_at"),
+    until=UtcDateTime(),
+)
+_WORKERS_OF = statement(
+    """
+SELECT owner_id, id, name, host, pid FROM joblib_worker
+WHERE owner_id = ANY (:all_name) AND last_heartbeat >= :silent_since
+ORDER BY created_at, id
+""",
+    *("owner_id", "id", "name", "host", "pid"),
+    silent_since=UtcDateTime(),
 )
 _OF_ISSUER = "name = :name OR issued_by = :name"
 _LOCK = statement(f"SELECT name FROM joblib_token WHERE {_OF_ISSUER} ORDER BY name\nFOR UPDATE", "name")
@@ -220,6 +248,25 @@ async def record_use(tx: Transaction, digests: Collection[str]) -> None:
     await tx.execute(
         _RECORD_USE, {"now": now, "at": now - _USE_INTERVAL, "all_digest": padded(list(digests))}
     )
+
+
+async def ending_tokens(tx: Transaction, within: timedelta, silent_since: datetime) -> list[EndingToken]:
+    """Return the tokens with workers that end within a time, the first to end first.
+
+    Those that were issued for workers end with their allocations, and are left out. Workers without a
+    heartbeat since `silent_since` do not count.
+    """
+    now = await tx.now()
+    params: dict[str, Any] = {"now": now, "until": now + within, "limit": _MAX_ENDING}
+    ends = {row.name: row.expires_at for row in await tx.execute(_ENDING, params)}
+    if not ends:
+        return []
+    workers: dict[str, list[str]] = {}
+    params = {"all_name": padded(sorted(ends)), "silent_since": silent_since}
+    for row in await tx.execute(_WORKERS_OF, params):
+        shown = row.name or (f"{row.host} (pid {row.pid})" if row.host else str(row.id))
+        workers.setdefault(row.owner_id, []).append(shown)
+    return [EndingToken(name, at, workers[name]) for name, at in ends.items() if name in workers]
 
 
 async def list_tokens(tx: Transaction) -> list[TokenRecord]:

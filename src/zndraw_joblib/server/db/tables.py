@@ -887,6 +887,7 @@ class Schedule(Base, table=True):
         UniqueConstraint("room_id", "name"),
         _partial("ix_joblib_schedule_due", "next_due_at IS NOT NULL AND NOT paused", "next_due_at"),
         _partial("ix_joblib_schedule_failing", "error IS NOT NULL AND NOT paused", "error_at"),
+        _partial("ix_joblib_schedule_ran", "last_task_id IS NOT NULL AND NOT paused", "last_due_at"),
         Index(None, "owner_id"),
     )
 
@@ -1254,6 +1255,9 @@ class Token(Base, table=True):
     """
 
     __tablename__ = "joblib_token"
+    __table_args__ = (
+        _partial("ix_joblib_token_ending", "expires_at IS NOT NULL AND issued_by IS NULL", "expires_at"),
+    )
 
     name: str = Field(primary_key=True, max_length=128)
     digest: str = Field(max_length=64, unique=True)

@@ -15,7 +15,6 @@ from starlette.exceptions import HTTPException
 from starlette.types import Receive, Send
 
 from zndraw_joblib.server.admin import (
-    rules_capacity,
     rules_lists,
     rules_overview,
     rules_searches,
@@ -429,12 +428,9 @@ _STREAM: dict[int | str, dict[str, Any]] = {
 
 
 @serves(ops.GET_OVERVIEW)
-async def get_overview(runtime: Runtime, caller: Identity) -> Response:
+async def get_overview(queue: QueueState, caller: Identity) -> Response:
     """Return the state of the queue: what is wrong first, with a remedy for each finding."""
-    heartbeat, limits = runtime.settings.heartbeat_seconds, rules_capacity.limits_of(runtime.settings)
-    return json_response(
-        await runtime.database.read_snapshot(rules_overview.read_overview, heartbeat, limits)
-    )
+    return json_response(await queue.overviews.read())
 
 
 @serves(ops.FOLLOW_OVERVIEW, responses=_STREAM)

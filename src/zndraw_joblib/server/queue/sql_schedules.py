@@ -64,6 +64,19 @@ class LiveTasks(NamedTuple):
     waiting: int
 
 
+class FailedRun(NamedTuple):
+    """A schedule whose last task failed, with the error code of the task."""
+
+    room_id: str
+    name: str
+    job_name: str
+    task_id: UUID
+    error_code: str | None
+    failed_at: datetime
+
+
+# Of so many schedules, those that were due last, an overview reads the last tasks.
+_RAN = 500
 COLUMNS = ScheduleRecord._fields
 _SELECT = f"SELECT {', '.join(COLUMNS)} FROM joblib_schedule"
 _OF_NAME = "WHERE room_id = :room_id AND name = :name"
@@ -110,6 +123,27 @@ _NEXT = statement(
 )
 _FAILING = statement(
     f"{_SELECT} WHERE error IS NOT NULL AND NOT paused ORDER BY error_at DESC LIMIT :limit", *COLUMNS
+)
+_RAN_LAST, _RAN_IN_ROOM = (
+    statement(
+        f"""
+SELECT room_id, name, job_name, last_task_id FROM joblib_schedule
+WHERE {condition} last_task_id IS NOT NULL AND NOT paused ORDER BY {order} LIMIT :limit
+""",
+        *("room_id", "name", "job_name", "last_task_id"),
+    )
+    for condition, order in (("", "last_due_at DESC"), ("room_id = :room_id AND", "name"))
+)
+_FAILING_IN_ROOM = statement(
+    f"""
+{_SELECT} WHERE room_id = :room_id AND error IS NOT NULL AND NOT paused ORDER BY name LIMIT :limit
+""",
+    *COLUMNS,
+)
+# By nothing but their ids: PostgreSQL would read the failed tasks of a long history otherwise.
+_ENDS = statement(
+    "SELECT id, error_code, completed_at, status FROM joblib_task WHERE id = ANY (:all_id)",
+    *("id", "error_code", "completed_at", "status"),
 )
 _LOCK_FREE = statement(f"{_SELECT} WHERE id = ANY (:all_id) ORDER BY id\nFOR UPDATE SKIP LOCKED", *COLUMNS)
 _ADVANCE = statement(
@@ -202,9 +236,24 @@ async def next_due(tx: Transaction) -> datetime | None:
     return moment
 
 
-async def failing(tx: Transaction, limit: int) -> list[ScheduleRecord]:
-    """Return schedules whose last due time has no task, the latest first."""
-    return [ScheduleRecord(*row) for row in await tx.execute(_FAILING, {"limit": limit})]
+async def failing(tx: Transaction, limit: int, room_id: str | None = None) -> list[ScheduleRecord]:
+    """Return schedules whose last due time has no task: the latest first, or those of a room by name."""
+    query = _FAILING if room_id is None else _FAILING_IN_ROOM
+    return [ScheduleRecord(*row) for row in await tx.execute(query, {"limit": limit, "room_id": room_id})]
+
+
+async def failed_runs(tx: Transaction, limit: int, room_id: str | None = None) -> list[FailedRun]:
+    """Return schedules whose last task failed, the latest first.
+
+    It looks at the 500 schedules that were due last, or at the first 500 of a room; not at paused ones.
+    """
+    query = _RAN_LAST if room_id is None else _RAN_IN_ROOM
+    ran = {row.last_task_id: row for row in await tx.execute(query, {"limit": _RAN, "room_id": room_id})}
+    if not ran:
+        return []
+    rows = (await tx.execute(_ENDS, {"all_id": padded(sorted(ran))})).all()
+    failed = [FailedRun(*ran[row.id], *row[1:3]) for row in rows if row.status == TaskStatus.FAILED]
+    return sorted(failed, key=lambda run: run.failed_at, reverse=True)[:limit]
 
 
 async def lock_free(tx: Transaction, ids: Iterable[UUID]) -> dict[UUID, ScheduleRecord]:

@@ -42,16 +42,18 @@ const REMEDIES = {
       ? ["Show its failed tasks", href("tasks", { job: finding.job, status: "failed", since: "1h" })]
       : finding.code === "lost-attempts" ? ["Show its tasks that failed so", href("tasks", { job: finding.job, error_code: ["worker-lost", "start-timeout", "run-timeout"] })]
       : ["Show its waiting tasks", href("tasks", { job: finding.job, status: "pending" })],
-  ],
+  ].slice(0, finding.code.startsWith("schedule-") ? 1 : 2),
   room: (finding) => [["Show the room", href(["rooms", finding.room])]],
 };
 
 function linksOf(finding) {
   const remedies = ["task", "job", "room"].flatMap((name) => (finding[name] ? REMEDIES[name](finding) : []));
   if (finding.code.startsWith("sweeper")) remedies.push(["Show the sweeper", href("sweeper")]);
+  if (finding.code.startsWith("schedule-")) remedies.push(["Show its schedules", href("schedules", { room: finding.room })]);
   if (finding.code.startsWith("webhook-")) remedies.push(["Show its webhooks", href("webhooks", { room: finding.room })]);
   if (finding.code === "pending-tasks-near-limit") remedies.push(["Show the pending tasks", href("tasks", { status: "pending" })]);
   if (finding.code.endsWith("-near-limit")) remedies.push(["Show the settings", href("settings")]);
+  if (finding.code === "worker-token-ending") remedies.push(["Show the workers", href("workers")]);
   if (finding.code === "silent-workers") remedies.push(["Show the workers", href("workers", { state: "silent" })]);
   if (finding.code === "lost-attempts" && !finding.job) remedies.push(["Show failed tasks", href("tasks", { status: "failed", since: "1h" })]);
   return remedies;
@@ -62,7 +64,8 @@ const Finding = ({ finding }) => html`<li class="finding ${finding.severity}">
     <strong>${localTimes(finding.detail)}</strong>${finding.since && html`<span class="help">for <${Between} from=${finding.since} /></span>`}</div>
   <p>${finding.remedy} <span class="links">${linksOf(finding).map(([label, to]) => html`<a key=${to} href=${to}>${label}</a>`)}</span></p></li>`;
 
-const keyOf = (finding) => [finding.code, finding.job, finding.room, finding.task].join();
+// The text of a finding about a token or a user begins with its name, and goes on with numbers and times.
+const keyOf = (finding) => [finding.code, finding.job, finding.room, finding.task, finding.detail.split(" ", 2)].join();
 
 // The first items of a list, and a button for the others.
 function Folded({ items, size, list, word }) {
