@@ -148,8 +148,6 @@ INVARIANTS = {
           (SELECT coalesce(sum(open + completed + failed + cancelled), 0)
            FROM joblib_group_count c WHERE c.group_id = g.id) <>
           (SELECT count(*) FROM joblib_task t WHERE t.group_id = g.id)""",
-    "a task of a group is not linked": """
-        SELECT count(*) FROM joblib_task WHERE group_id IS NOT NULL AND linked IS NULL""",
     "a task waits for no predecessor": """
         SELECT count(*) FROM joblib_task t
         WHERE t.status = 'pending' AND t.run_at > '9999-12-31 23:59:59.4+00'

@@ -224,7 +224,7 @@ async def test_a_retry_finds_the_oldest_along_each_index(replica: Replica, subte
     new = [
         {
             **task((other if n % 5 == 4 else job).id, TaskStatus.FAILED),
-            **{"created_at": LONG_AGO + timedelta(hours=n), "group_id": group, "linked": True},
+            **{"created_at": LONG_AGO + timedelta(hours=n), "group_id": group},
             **{"root": root, "parent": root},
             **{"room_id": "lab" if n % 2 else "attic", "tags": ["a"]},
         }

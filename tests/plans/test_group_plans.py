@@ -60,7 +60,7 @@ async def test_ends_change_the_counts_by_their_key(explainer: Explainer) -> None
     """They do not read the tasks that have ended again."""
 
     async def take(tx: Transaction) -> Any:
-        end = TaskEnd(TaskStatus.COMPLETED, LARGE)
+        end = TaskEnd(TaskStatus.COMPLETED, LARGE, linked=False)
         return await sql_groups.take(tx, {60_004: end, 60_005: end._replace(group_id=group_id(7))})
 
     for plan in await explainer.plans(take):

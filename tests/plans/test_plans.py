@@ -83,11 +83,11 @@ def assert_bounded(plans: list[Plan]) -> None:
             assert None not in plan.by(table), describe(plan)
 
 
-def with_events(work: Any, kind: str) -> Any:
-    """Return work whose plain statements of a kind are those of watched rooms."""
+def with_events(work: Any, kind: str, expected: str = "expected_events") -> Any:
+    """Return work whose plain statements of a kind are those of watched rooms, or those that count ends."""
 
     async def expect_events(tx: Transaction) -> Any:
-        tx.expected_events = {kind: 1}
+        setattr(tx, expected, {kind: 1})
         return await work(tx)
 
     return expect_events
@@ -312,8 +312,10 @@ async def test_a_plain_report_finds_its_tasks_by_their_keys(
     explainer: Explainer, subtests: pytest.Subtests
 ) -> None:
     """Its one statement reads and writes only their own rows."""
-    for wants_body, count, has_events in product((False, True), (1, 256), (False, True)):
-        with subtests.test(wants_body=wants_body, count=count, has_events=has_events):
+    for wants_body, count, expected in product(
+        (False, True), (1, 256), ("", "expected_events", "expected_counts")
+    ):
+        with subtests.test(wants_body=wants_body, count=count, expected=expected):
             items = [
                 rules_tasks.Report(
                     OWNER, task_id(61_500 + turn), TaskUpdateRequest(status=status), wants_body=wants_body
@@ -322,8 +324,11 @@ async def test_a_plain_report_finds_its_tasks_by_their_keys(
                 for status in (TaskStatus.RUNNING, TaskStatus.COMPLETED)
             ]
             work = partial(rules_idempotency.report, items=items)
-            plans = await explainer.plans(with_events(work, "report") if has_events else work)
+            plans = await explainer.plans(with_events(work, "report", expected) if expected else work)
             plans = [plan for plan in plans if plan.statement == plans[0].statement]
+            counts = set().union(*(plan.by("joblib_group_count") for plan in plans))
+            counted = {"pk_joblib_group_count"} if explainer.is_postgresql else set()
+            assert counts == (counted if expected == "expected_counts" else set())
             assert "UPDATE joblib_task" in plans[0].statement
             assert_reads(plans, KEY)
             assert_bounded(plans)

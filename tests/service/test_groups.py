@@ -10,9 +10,10 @@ from databases import every_kind, on_postgresql
 from replica import ADMIN, OWNER, SUBMITTER, TIMEOUT, OpenReplica, Replica
 from sqlalchemy import update
 
+from service.test_plain_reports import wait_for_lock
 from zndraw_joblib.server.background.sweeper import Sweeper
 from zndraw_joblib.server.db.database import Transaction
-from zndraw_joblib.server.db.tables import Group, GroupCount, Job, Task
+from zndraw_joblib.server.db.tables import Group, GroupCount, Job, Task, Wave
 from zndraw_joblib.server.process.settings import JobLibSettings
 from zndraw_joblib.server.queue import (
     rules_groups,
@@ -23,13 +24,20 @@ from zndraw_joblib.server.queue import (
     sql_jobs,
 )
 from zndraw_joblib.wire.groups import GroupResponse, NewGroup
-from zndraw_joblib.wire.messages import JobResponse, TaskClaimRequest, TaskResponse, TaskUpdateRequest
+from zndraw_joblib.wire.messages import (
+    JobResponse,
+    TaskClaimRequest,
+    TaskResponse,
+    TaskSubmitRequest,
+    TaskUpdateRequest,
+)
 from zndraw_joblib.wire.names import parse_job_name
 from zndraw_joblib.wire.statuses import TaskStatus
 
 TASKS = Task.__table__
 GROUPS = Group.__table__
 COUNTS = GroupCount.__table__
+WAVES = Wave.__table__
 
 
 async def create(replica: Replica, job: JobResponse | None = None, **on_end: Any) -> GroupResponse:
@@ -43,10 +51,17 @@ async def read(replica: Replica, group: GroupResponse) -> GroupResponse:
     return await replica.runtime.get_group(group.id)
 
 
-async def fill(replica: Replica, job: JobResponse, group: GroupResponse, number: int) -> list[TaskResponse]:
+async def fill(
+    replica: Replica, job: JobResponse, group: GroupResponse, number: int, *, together: bool = False
+) -> list[TaskResponse]:
     """Submit tasks to a group, start all of them, and seal the group."""
-    for _ in range(number):
-        await replica.submit(job, group=group.id)
+    if together:
+        name, request = parse_job_name(job.full_name), TaskSubmitRequest(group=group.id)
+        items = [replica.runtime.submission(SUBMITTER, "lab", name, request) for _ in range(number)]
+        await replica.runtime.submit_many(items)
+    else:
+        for _ in range(number):
+            await replica.submit(job, group=group.id)
     request = TaskClaimRequest(worker_id=job.worker_id, max=number, start=True)
     started = (await replica.runtime.claim(OWNER, request)).tasks
     assert len(started) == number
@@ -73,7 +88,8 @@ async def test_one_of_the_ends_at_the_same_time_is_the_last(
     choose = random.Random(7)
 
     async def end(server: Replica, ids: list[UUID]) -> None:
-        statuses = [choose.choice([TaskStatus.COMPLETED, TaskStatus.FAILED]) for _ in ids]
+        others = choose.choice([TaskStatus.COMPLETED, TaskStatus.FAILED])  # with a failure none is plain
+        statuses = [choose.choice([TaskStatus.COMPLETED, others]) for _ in ids]
         await server.runtime.report_many(list(map(end_of, ids, statuses)))
 
     for round_number, number in enumerate((1, 2, 3, 8, 40)):
@@ -119,6 +135,56 @@ async def test_an_end_waits_only_for_what_may_be_the_last(
         may_commit.set()
         await slow
     assert (await read(replica, group)).counts.completed == sql_groups.STRIPES + 2
+
+
+@on_postgresql
+async def test_ends_that_are_not_the_last_are_one_statement(replica: Replica) -> None:
+    """It is a transaction of its own, also for several groups and single reports; the last end is not."""
+    job, report = await replica.register(), await replica.register("Report")
+    groups = [await create(replica, report) for _ in range(2)]
+    first, second = [await fill(replica, job, group, 6, together=True) for group in groups]
+    free = await replica.running(job)
+    await replica.report(first.pop().id, "completed")  # from now on such ends are expected
+    statements = replica.record_statements()
+    parts = [[first.pop(), second.pop(), free], [second.pop()], [first.pop(), first.pop(), second.pop()]]
+    for part in parts:
+        await replica.runtime.report_many([end_of(task.id) for task in part])
+    assert [statement.is_alone for statement in statements] == [True] * len(parts)
+    states = [await read(replica, group) for group in groups]
+    assert [(state.counts.completed, state.counts.running) for state in states] == [(4, 2), (3, 3)]
+    await replica.runtime.report_many([end_of(task.id) for task in first + second[1:]])
+    states = [await read(replica, group) for group in groups]
+    assert [state.ended_at is None for state in states] == [False, True]
+    assert await submitted_at_ends(replica) == 2
+
+
+@on_postgresql
+async def test_an_end_that_waits_for_a_submit_sees_its_step(
+    replica: Replica, open_replica: OpenReplica
+) -> None:
+    """The statement began before the commit of the submit, whose task waits for the one that ends."""
+    other, job = open_replica(), await replica.register()
+    tasks = await fill(replica, job, await create(replica), 5)
+    await other.report(tasks.pop().id, "completed")
+    is_open, may_commit = asyncio.Event(), asyncio.Event()
+    request = TaskSubmitRequest(after={"tasks": [tasks[0].id]})
+
+    async def submit_slowly(tx: Transaction) -> None:
+        name = parse_job_name(job.full_name)
+        await rules_tasks.submit(tx, [replica.runtime.submission(SUBMITTER, "lab", name, request)])
+        is_open.set()
+        await may_commit.wait()
+
+    statements = other.record_statements()
+    async with asyncio.timeout(TIMEOUT):
+        slow = asyncio.create_task(replica.runtime.write(submit_slowly))
+        await is_open.wait()
+        ending = asyncio.create_task(other.report(tasks[0].id, "completed"))
+        await wait_for_lock(replica)
+        may_commit.set()
+        await asyncio.gather(slow, ending)
+    assert [statement.is_alone for statement in statements][:2] == [True, False]
+    assert len(await replica.rows(WAVES)) == 1
 
 
 @every_kind

@@ -40,20 +40,21 @@ Observe = Callable[[Any, Execute], Execute]
 
 
 class TaskEnd(NamedTuple):
-    """The end of a linked task: its status, and the group that the task is in."""
+    """The end of a task that concerns others: its status and group, and whether the task is linked."""
 
     status: TaskStatus
     group_id: UUID | None
+    linked: bool
 
 
-# Does what the ends of linked tasks cause, by their `seq`, in the transaction that ended them.
+# Does what such ends of tasks cause, by their `seq`, in the transaction that ended them.
 Settle = Callable[["Transaction", Mapping[int, TaskEnd]], Awaitable[None]]
 
 _ATTEMPTS = 5
 _RETRY_SECONDS = 15.0
 # PostgreSQL: while one batch waits for the disk, the next is prepared. A third would only make them smaller.
 CONCURRENT_BATCHES = 2
-# After events of a kind of plain requests, the statements of this many transactions are not alone.
+# After events of a kind of plain requests, or ends in groups, this many transactions expect more of them.
 _EXPECTED = 16
 _NOW = select(func.now())
 _COMMIT_LAZILY = select(func.set_config("synchronous_commit", "off", true()), func.now().label("now"))
@@ -61,14 +62,16 @@ SQLITE_LOCK = "BEGIN IMMEDIATE"
 
 
 class PlainStatements(NamedTuple):
-    """A statement of plain requests in two forms, with the same columns; one is `is_watched`.
+    """A statement of plain requests in two or three forms, with the same columns; one is `is_watched`.
 
-    `alone` writes nothing in a watched room, and ends no linked task: it may be a transaction of its own.
-    `followed` writes all, and returns whether one of the rooms is watched.
+    `alone` writes nothing in a watched room, and ends no task that is linked or in a group: it may be a
+    transaction of its own. `followed` writes all, and returns whether one of the rooms is watched. `counted`,
+    if there is one, is like `alone`, but counts the ends of tasks in groups that do not end.
     """
 
     alone: Any
     followed: Any
+    counted: Any = None
 
 
 class Freed(NamedTuple):
@@ -82,6 +85,9 @@ class Transaction:
     """The statements of one transaction, and the events and wake-ups that follow its commit."""
 
     request_id: str | None = None
+    # Whether ends of linked tasks were settled, and whether ends were counted in groups.
+    has_settled_links = False
+    has_counted = False
 
     def __init__(
         self, execute: Execute, *, is_sqlite: bool, clock: Clock | None = None, alone: Execute | None = None
@@ -99,8 +105,10 @@ class Transaction:
         self._is_watched: bool | None = None
         self._must_ask = False
         self._last_writes: list[Callable[[], Awaitable[None]]] = []
-        # Of each kind of plain requests, for how many transactions more events are expected.
+        # Of each kind of plain requests, for how many transactions more events are expected, and ends in
+        # groups.
         self.expected_events: Mapping[str, int] = {}
+        self.expected_counts: Mapping[str, int] = {}
         self.plain_kind: str | None = None
         self.wakes: list[Wake] = []
         # The stored events of watched rooms.
@@ -110,10 +118,10 @@ class Transaction:
         self.actions: list[str] = []
         # The full names of providers that are removed with their workers.
         self.removed_providers: list[str] = []
-        # The linked tasks that have ended, by their `seq`, and what settles that before the commit.
+        # The tasks that have ended, linked ones and those of groups, by their `seq`, and what settles that
+        # before the commit.
         self.ended: dict[int, TaskEnd] = {}
         self.settle: Settle | None = None
-        self.has_settled = False
         # Linked tasks that cancel what waits for them, by their `seq`.
         self.cancelling: set[int] = set()
         # Whether a job stays without workers if its policy has no `without_workers`.
@@ -132,13 +140,20 @@ class Transaction:
     ) -> Sequence[Any]:
         """Run the first statement, of plain requests of a `kind`, like `execute_alone`.
 
-        If it is not to be alone, or the last transactions of its kind had events, others may follow it.
+        If it is not to be alone, or the last transactions of its kind had events, others may follow it. If
+        they had ends in groups, it counts such ends. Others follow if it cannot, as one may be the last of
+        its group.
         """
         self.plain_kind = kind
-        if not is_alone or self.expected_events.get(kind):
-            rows = (await self.execute(statements.followed, parameters)).all()
-        else:
+        rows: Sequence[Any] = ()
+        may_be_alone = is_alone and not self.expected_events.get(kind)
+        if may_be_alone and not (statements.counted is not None and self.expected_counts.get(kind)):
             rows = await self.execute_alone(statements.alone, parameters)
+        else:
+            if may_be_alone:
+                rows = await self.execute_alone(statements.counted, parameters)
+            if not rows:
+                rows = (await self.execute(statements.followed, parameters)).all()
         if rows:
             self.record_watched(is_watched=any(row.is_watched for row in rows))
         return rows
@@ -262,20 +277,26 @@ class Transaction:
         """Record that a task of a room, held by a worker, is no longer claimed or running."""
         self.freed.append(Freed(room_id, worker_id))
 
-    def record_end(self, seq: int, status: TaskStatus, group_id: UUID | None) -> None:
-        """Record that a linked task has ended, or that it has not after all."""
+    def record_end(self, seq: int, status: TaskStatus, group_id: UUID | None, *, linked: bool | None) -> None:
+        """Record that a task has ended, or has not after all, if it is linked or in a group."""
+        if not linked and group_id is None:
+            return
         if status in TERMINAL:
-            self.ended[seq] = TaskEnd(status, group_id)
+            self.ended[seq] = TaskEnd(status, group_id, bool(linked))
         else:
             self.ended.pop(seq, None)
 
     async def settle_ends(self) -> None:
-        """Let `settle` do what the ends of linked tasks cause; these tasks may end others."""
+        """Let `settle` do what the ends of tasks cause that concern others; these tasks may end others."""
         while self.ended:
             if self.settle is None:
-                raise RuntimeError("A linked task has ended in a transaction that cannot settle it")
+                raise RuntimeError(
+                    "A task that concerns others has ended, and the transaction cannot settle it"
+                )
             ended, self.ended = self.ended, {}
-            self.has_settled = True
+            for end in ended.values():
+                self.has_settled_links |= end.linked
+                self.has_counted |= end.group_id is not None
             await self.settle(self, ended)
 
     def record_action(self, action: str) -> None:
@@ -306,7 +327,7 @@ class Database(ABC):
 
     `on_statement`, if it is set, is awaited after each statement of later transactions. On SQLite it may
     await nothing that waits. `keeps_unserved_jobs`, if it is set, returns that of each transaction. `settle`
-    is that of each transaction; without it none can end linked tasks.
+    is that of each transaction; without it none can end tasks that concern others.
     """
 
     on_statement: OnStatement | None = None
@@ -317,6 +338,7 @@ class Database(ABC):
         self._clock = clock
         self._limits = limits or Limits()
         self._expected_events: dict[str, int] = {}
+        self._expected_counts: dict[str, int] = {}
 
     async def read(
         self,
@@ -390,10 +412,9 @@ class Database(ABC):
         committed: tuple[Result, Transaction] = await _retry(write)
         tx = committed[1]
         if tx.plain_kind is not None:
-            expected = self._expected_events.get(tx.plain_kind, 0)
-            self._expected_events[tx.plain_kind] = (
-                _EXPECTED if tx.appended or tx.has_settled else max(0, expected - 1)
-            )
+            has_events = bool(tx.appended) or tx.has_settled_links
+            _expect(self._expected_events, tx.plain_kind, has_events=has_events)
+            _expect(self._expected_counts, tx.plain_kind, has_events=tx.has_counted)
         return _logged(committed) if tx.actions else committed
 
     def use_clock(self, clock: Clock | None) -> None:
@@ -427,7 +448,7 @@ class Database(ABC):
         """Return a transaction with what this object gives each one that writes."""
         if self.keeps_unserved_jobs is not None:
             tx.keeps_unserved_jobs = self.keeps_unserved_jobs()
-        tx.expected_events = self._expected_events
+        tx.expected_events, tx.expected_counts = self._expected_events, self._expected_counts
         tx.settle = self.settle
         return tx
 
@@ -483,6 +504,10 @@ class Database(ABC):
     async def _write(
         self, work: Work[Result], is_short: bool, lock_seconds: float | None = None
     ) -> tuple[Result, Transaction]: ...
+
+
+def _expect(expected: dict[str, int], kind: str, *, has_events: bool) -> None:
+    expected[kind] = _EXPECTED if has_events else max(0, expected.get(kind, 0) - 1)
 
 
 def dialect(tx: Transaction) -> ModuleType:

@@ -629,7 +629,8 @@ class Task(Base, table=True):
     `schedule` is the name of the schedule of its room that submitted it, `due_at` the due time.
     `limit_key` has the digests of its values of the keys of its job's limits; null if the job had no limits.
     A task that waits for others has a `run_at` that no submit can name: see `Successor`.
-    `linked` is null unless the end of the task concerns others, as `rules_ends` says.
+    `linked` is null unless its end concerns successors, or webhooks of its submit. A transaction
+    that adds such a successor locks the task, and changes this column.
     `parent` is the id of the task that has submitted it, `root` that of the first task of its tree. Both stay
     after those are deleted. `tags` is a list; `TaskTag` has them too, for searches.
     `group_id` is the group that it was submitted to.

@@ -1,4 +1,4 @@
-"""Effects of the end of a linked task on groups, successors and webhooks, in the transaction that ends it."""
+"""Effects of the end of a task on its group, its successors and webhooks, in the transaction that ends it."""
 
 from collections.abc import Mapping
 
@@ -7,9 +7,9 @@ from zndraw_joblib.server.queue import rules_groups, rules_successors, rules_web
 
 
 async def settle(tx: Transaction, ended: Mapping[int, TaskEnd]) -> None:
-    """Do what follows from the ends of these linked tasks, by their `seq`.
+    """Do what follows from the ends of these tasks, which are linked or in groups, by their `seq`.
 
-    Their rows are locked. What ends further linked tasks here is settled next, by another call.
+    Their rows are locked. What ends further such tasks here is settled next, by another call.
     """
     taken = await rules_groups.settle(tx, ended)
     if taken.may_have_successors:

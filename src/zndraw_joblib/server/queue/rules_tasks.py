@@ -538,9 +538,7 @@ def _in_group(task: TaskRecord, group: OpenGroup) -> TaskRecord:
     """Return a new task as one of a group: if this expires, the task does so too, or before."""
     times = [moment for moment in (task.expires_at, group.expires_at) if moment is not None]
     is_pending = task.status is TaskStatus.PENDING
-    return task.changed(
-        group_id=group.id, linked=True, expires_at=min(times, default=None) if is_pending else None
-    )
+    return task.changed(group_id=group.id, expires_at=min(times, default=None) if is_pending else None)
 
 
 async def _attach_hooks(

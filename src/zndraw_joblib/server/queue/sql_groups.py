@@ -1,9 +1,10 @@
 """Groups of tasks, and the counts of their tasks in stripes, so that writers seldom wait for each other.
 
 The open tasks of a group are the sum over its stripes. A transaction takes the tasks that it ends from one
-stripe: if this has more than that, it changes this row alone, and is not the last, because some stay. Else it
-locks the group and all its stripes, shares the open tasks among them anew, and knows exactly whether none is
-left. Adding tasks locks the group for a share, so a group is not sealed meanwhile.
+stripe, its own or else another: if this has more than that, it changes this row alone, and is not the last,
+because some stay. If none has, it locks the group and all its stripes, shares the open tasks among them anew,
+and knows exactly whether none is left. Adding tasks locks the group for a share, so a group is not sealed
+meanwhile.
 """
 
 from collections import Counter
@@ -27,6 +28,7 @@ from zndraw_joblib.wire.statuses import StatusCounts, TaskStatus
 
 # How many stripes the counts of a group have on PostgreSQL: more than servers usually write at the same time.
 STRIPES = 8
+_TASKS_PER_SHARE = 32
 MAX_ERROR = 300
 # The most running tasks whose progress is read.
 _MAX_HELD = 10_000
@@ -162,30 +164,49 @@ RETURNING group_id, open, {_MAY_HAVE_WEBHOOKS}, {_MAY_HAVE_SUCCESSORS}
     have_successors=BOOLEAN,
     **_TYPES,
 )
-# The stripes are locked in the order of the groups, which the UPDATE alone would not do. None is locked if
-# one of them seems to have too few open tasks: then all groups are locked before any stripe, also in order.
+
+
+def stripes_of_changes(condition: str = "true", lock: str = "") -> str:
+    """Return the SELECT of a stripe of each group of `changes`, with more open tasks than its `number`.
+
+    It locks the stripes in the order of the groups. The first choice is the stripe of the transaction.
+    """
+    return f"""
+    SELECT changes.group_id, changes.number, own.stripe
+    FROM (SELECT group_id, number FROM changes WHERE {condition} ORDER BY group_id) AS changes
+    CROSS JOIN LATERAL (
+        SELECT counts.stripe FROM joblib_group_count AS counts
+        WHERE counts.group_id = changes.group_id AND counts.open > changes.number
+        ORDER BY (counts.stripe + {STRIPES} - :stripe) % {STRIPES} LIMIT 1
+        FOR NO KEY UPDATE{lock}
+    ) AS own"""
+
+
+# That the end of each task is counted in one of these stripes.
+ALL_HAVE_STRIPES = "(SELECT count(*) FROM stripes) = (SELECT count(*) FROM changes)"
+# No stripe is locked if one of the groups seems to have none with enough open tasks: then all groups are
+# locked before any stripe, also in order.
+_SEEM_TO_HAVE_STRIPES = """(SELECT count(*) FROM changes) = (
+        SELECT count(*) FROM changes WHERE (
+            SELECT stripe FROM joblib_group_count AS counts
+            WHERE counts.group_id = changes.group_id AND counts.open > changes.number LIMIT 1
+        ) IS NOT NULL
+    )"""
 _TAKE = statement(
     f"""
 WITH changes AS (
-    SELECT * FROM unnest((SELECT :all_group_id), {", ".join(f"(SELECT :all_{name})" for name in _COUNTS)})
+    SELECT *, -open AS number
+    FROM unnest((SELECT :all_group_id), {", ".join(f"(SELECT :all_{name})" for name in _COUNTS)})
         AS changes (group_id, {", ".join(_COUNTS)})
 ),
-locked AS (
-    SELECT counts.group_id
-    FROM changes JOIN joblib_group_count AS counts
-        ON counts.group_id = changes.group_id AND counts.stripe = :stripe
-    WHERE counts.open + changes.open > 0 AND (SELECT count(*) FROM changes) = (
-        SELECT count(*) FROM changes JOIN joblib_group_count AS own
-            ON own.group_id = changes.group_id AND own.stripe = :stripe AND own.open + changes.open > 0
-    )
-    ORDER BY counts.group_id
-    FOR UPDATE OF counts
+stripes AS ({stripes_of_changes(_SEEM_TO_HAVE_STRIPES)}
 ),
 taken AS (
     UPDATE joblib_group_count SET
         {", ".join(f"{name} = joblib_group_count.{name} + changes.{name}" for name in _COUNTS)}
-    FROM locked JOIN changes ON changes.group_id = locked.group_id
-    WHERE joblib_group_count.group_id = locked.group_id AND joblib_group_count.stripe = :stripe
+    FROM stripes JOIN changes ON changes.group_id = stripes.group_id
+    WHERE joblib_group_count.group_id = stripes.group_id AND joblib_group_count.stripe = stripes.stripe
+        AND {ALL_HAVE_STRIPES}
     RETURNING joblib_group_count.group_id
 )
 SELECT changes.group_id, taken.group_id IS NOT NULL, always.have_webhooks, always.have_successors
@@ -445,7 +466,13 @@ def _by_status(sums: GroupChange, held: Mapping[str, int]) -> StatusCounts:
 
 async def add_tasks(tx: Transaction, numbers: Mapping[UUID, int]) -> None:
     """Count new tasks of groups, which the transaction has locked for a share."""
-    await _count(tx, {group_id: GroupChange(number) for group_id, number in numbers.items()})
+    _wake(tx, numbers)
+    rows = {
+        (group_id, stripe): GroupChange(share)
+        for group_id, number in numbers.items()
+        for stripe, share in shares(tx, number).items()
+    }
+    await _add_counts(tx, rows)
 
 
 async def reopen(tx: Transaction, ended: Iterable[tuple[UUID, TaskStatus]]) -> None:
@@ -453,10 +480,6 @@ async def reopen(tx: Transaction, ended: Iterable[tuple[UUID, TaskStatus]]) -> N
     changes: dict[UUID, GroupChange] = {}
     for group_id, status in ended:
         changes[group_id] = changes.get(group_id, GroupChange()) + GroupChange(1, **{status.value: -1})
-    await _count(tx, changes)
-
-
-async def _count(tx: Transaction, changes: Mapping[UUID, GroupChange]) -> None:
     own = stripe(tx)
     _wake(tx, changes)
     await _add_counts(tx, {(group_id, own): change for group_id, change in changes.items()})
@@ -467,9 +490,26 @@ def _wake(tx: Transaction, ids: Iterable[UUID]) -> None:
     tx.wakes += [Wake(group_change_key(group_id), None) for group_id in ids]
 
 
+def record_counted(tx: Transaction, ids: Iterable[UUID]) -> None:
+    """Record that a statement has counted ends of tasks of these groups, which were not their last ones."""
+    tx.has_counted = True
+    _wake(tx, ids)
+
+
 def stripe(tx: Transaction) -> int:
     """Return the stripe of a transaction. They take turns, so that few use the same at the same time."""
     return 0 if tx.is_sqlite else next(_next_stripe) % STRIPES
+
+
+def shares(tx: Transaction, number: int) -> dict[int, int]:
+    """Return how many of new tasks to count in which stripes: of many in several, but not in all.
+
+    While the transaction that adds them commits, others count ends in those that it leaves out.
+    """
+    parts = 1 if tx.is_sqlite else min(STRIPES // 2, 1 + number // _TASKS_PER_SHARE)
+    part, rest = divmod(number, parts)
+    first = stripe(tx)
+    return dict(sorted(((first + index) % STRIPES, part + (index < rest)) for index in range(parts)))
 
 
 class Taken(NamedTuple):
@@ -488,12 +528,13 @@ async def take(tx: Transaction, ended: Mapping[int, TaskEnd]) -> Taken:
 
     Those are all that this transaction may have ended: whether they are sealed is for the caller.
     """
-    seqs, changes = sorted(ended), _changes(ended.values())
+    seqs, changes = sorted(seq for seq, end in ended.items() if end.linked), _changes(ended.values())
     params: dict[str, Any]
     if tx.is_sqlite:
         if not changes:
             return Taken({}, may_have_webhooks=True, may_have_successors=True)
-        params = {"first_seq": seqs[0], "last_seq": seqs[-1], "rows": _as_json(changes)}
+        first, last = (seqs[0], seqs[-1]) if seqs else (0, -1)
+        params = {"first_seq": first, "last_seq": last, "rows": _as_json(changes)}
         rows = (await tx.execute(_TAKE_ON_SQLITE, params)).all()
         _wake(tx, [row.group_id for row in rows])
         emptied = [row.group_id for row in rows if row.open <= 0]
@@ -512,7 +553,7 @@ async def take(tx: Transaction, ended: Mapping[int, TaskEnd]) -> Taken:
 def _changes(ends: Iterable[TaskEnd]) -> dict[UUID, GroupChange]:
     """Return what the ends of tasks change in the counts of their groups."""
     changes: dict[UUID, GroupChange] = {}
-    for (status, group_id), number in Counter(ends).items():
+    for (status, group_id, _), number in Counter(ends).items():
         if group_id is not None:
             change = GroupChange(-number, **{status.value: number})
             changes[group_id] = changes.get(group_id, GroupChange()) + change
@@ -539,9 +580,12 @@ async def _take_exactly(
     for group_id, change in ended.items():
         own = shares[group_id]
         remaining = sum(own.values()) + change.open
-        part, rest = divmod(max(0, remaining), len(own))
+        # As few as can take the next ends of as many tasks, so that only the last ones lock the group.
+        number = max(1, min(len(own), remaining // (2 * -change.open)))
+        part, rest = divmod(max(0, remaining), number)
         for index, (key, before) in enumerate(sorted(own.items())):
-            rows[group_id, key] = GroupChange(part + (index < rest) - before)
+            share = part + (index < rest) if index < number else 0
+            rows[group_id, key] = GroupChange(share - before)
         rows[group_id, stripe] += change._replace(open=min(0, remaining))
         if remaining <= 0 and group_id in groups:
             emptied[group_id] = groups[group_id]

@@ -13,7 +13,8 @@ from pydantic_core import to_json
 
 from zndraw_joblib.server.db.database import PlainStatements, Transaction
 from zndraw_joblib.server.db.room_events import is_watched
-from zndraw_joblib.server.db.statements import BOOLEAN, FLOAT, TEXT, statement
+from zndraw_joblib.server.db.statements import BOOLEAN, FLOAT, INTEGER, TEXT, statement
+from zndraw_joblib.server.queue import sql_groups
 from zndraw_joblib.server.queue.sql_task_rows import BODY_SIZE, ShortRows, TaskRow, row_columns
 from zndraw_joblib.wire.statuses import TaskStatus
 
@@ -53,7 +54,7 @@ async def report_single_statement(
 
     They have payloads up to `most_bytes`. A report whose task is not as assumed writes nothing. On PostgreSQL
     then none does, so that the caller can lock all tasks in their order; nor if a task is of a watched room,
-    or a linked one ends, unless that was expected or the statement is not to be alone.
+    or one ends that is linked or in a group, unless that was expected or the statement is not to be alone.
     """
     if tx.is_sqlite:
         rows = await _report_on_sqlite(tx, reports, most_bytes)
@@ -61,7 +62,7 @@ async def report_single_statement(
             tx.record_watched(is_watched=rows[0].is_watched)
     else:
         params: dict[str, Any] = {"at": await tx.now() if tx.has_own_clock else None}
-        params["most_bytes"] = most_bytes
+        params |= {"most_bytes": most_bytes, "stripe": sql_groups.stripe(tx)}
         if len(reports) == 1:
             params |= reports[0]._asdict()
         else:
@@ -77,13 +78,15 @@ async def report_single_statement(
         tasks.append((row.seq, task))
         if task.completed_at is not None:
             _record_end(tx, row, task)
+    if counted := {row.group_id for row in rows if row.is_counted and row.group_id and row.completed_at}:
+        sql_groups.record_counted(tx, counted)
     return tasks
 
 
 def _record_end(tx: Transaction, row: Any, task: TaskRow) -> None:
     """Record what follows, and wake a claim for the slot of the job."""
-    if row.linked:
-        tx.record_end(row.seq, task.status, row.group_id)
+    if not row.is_counted:
+        tx.record_end(row.seq, task.status, row.group_id, linked=row.linked)
     tx.record_freed(task.room_id, task.worker_id)
     if row.max_in_flight is not None:
         tx.wake(task.job_key, 1)
@@ -135,8 +138,8 @@ _ROWS = ShortRows(
     **dict.fromkeys(("job_id", "claimed_at", "result", "run_at", "expires_at", "traceparent")),
     **dict.fromkeys(("schedule", "due_at")),
 )
-_NAMES = (*_ROWS.names, "max_in_flight", "linked", "group_id", "seq", "now", "is_watched")
-_TYPES = {"linked": BOOLEAN, "is_watched": BOOLEAN}
+_NAMES = (*_ROWS.names, "max_in_flight", "linked", "group_id", "seq", "now", "is_watched", "is_counted")
+_TYPES = {"linked": BOOLEAN, "is_watched": BOOLEAN, "is_counted": BOOLEAN, "stripe": INTEGER}
 _TYPES |= {name: TEXT for name in ("source", "target", "result", "started", "ended")}
 _TYPES |= {"started_ago": FLOAT, "ended_ago": FLOAT}
 # SQLite gets the times themselves.
@@ -184,12 +187,12 @@ UPDATE joblib_task SET
 FROM {reports}"""
 
 
-def _answer(of_job: Sequence[str], now: str, watched: str) -> str:
+def _answer(of_job: Sequence[str], now: str, watched: str, counted: str = "false") -> str:
     full_name, job_version, max_in_flight = of_job
     payload = f"""CASE WHEN :most_bytes > 0 AND {BODY_SIZE} <= :most_bytes THEN payload_of(joblib_task) END"""
     columns = row_columns(names=_ROWS.names, job_name=full_name, job_version=job_version, payload=payload)
     own = ", ".join(f"joblib_task.{name}" for name in ("linked", "group_id", "seq"))
-    return f"RETURNING {columns}, {max_in_flight}, {own}, {now}, {watched}"
+    return f"RETURNING {columns}, {max_in_flight}, {own}, {now}, {watched}, {counted}"
 
 
 _AT = "coalesce(:at, now())"
@@ -201,30 +204,63 @@ _AT = "coalesce(:at, now())"
 def _report(reports: str, order: str, condition: str) -> PlainStatements:
     of_job = [f"reports.{name}" for name in ("full_name", "job_version", "max_in_flight")]
 
-    def form(guard: str, watched: str) -> Any:
+    def form(guard: str, watched: str, counting: tuple[str, str] = ("", "")) -> Any:
+        counts, are_counted = counting
         return statement(
             f"""
 WITH locked AS (
-    SELECT joblib_task.seq, reports.target, reports.result, reports.started_ago, reports.ended_ago,
-        joblib_job.full_name, joblib_job.job_version, joblib_job.max_in_flight
+    SELECT joblib_task.seq, joblib_task.group_id, reports.target, reports.result, reports.started_ago,
+        reports.ended_ago, joblib_job.full_name, joblib_job.job_version, joblib_job.max_in_flight
     FROM {reports}
     JOIN joblib_task ON joblib_task.id = reports.id
     JOIN joblib_job ON joblib_job.id = joblib_task.job_id
     WHERE {_may_be_written("CAST(joblib_job.policy AS json)", _SHARES_NO_SLOTS)}{guard}
     {order}
     FOR NO KEY UPDATE OF joblib_task
-)
+){counts}
 {_write("locked AS reports", _AT, f"({_AT} - reports.{{}}_ago * interval '1 second')", "greatest")}
-WHERE joblib_task.seq = reports.seq{condition}
-{_answer(of_job, "now()", watched)}
+WHERE joblib_task.seq = reports.seq{condition}{are_counted}
+{_answer(of_job, "now()", watched, "true" if counts else "false")}
 """,
             *_NAMES,
             **_TYPES,
         )
 
     watched = is_watched("joblib_task.room_id")
-    is_alone = f" AND (joblib_task.linked IS NULL OR NOT {_IS_END}) AND NOT {watched}"
-    return PlainStatements(form(is_alone, "false"), form("", watched))
+    is_alone = f" AND (joblib_task.{{}} OR NOT {_IS_END}) AND NOT {watched}"
+    concerns_none = is_alone.format("linked IS NULL AND joblib_task.group_id IS NULL")
+    return PlainStatements(
+        alone=form(concerns_none, "false"),
+        followed=form("", watched),
+        counted=form(is_alone.format("linked IS NULL"), "false", _counting(condition)),
+    )
+
+
+def _counting(condition: str) -> tuple[str, str]:
+    """Return the parts that count ends of tasks in their groups, and the condition that all are counted.
+
+    Each group has a stripe with more open tasks than end here, so none of them is its last; a stripe that
+    another transaction has locked is passed by. A transaction that lets a task wait for one of these has
+    changed `linked`, which the lock of the task notices.
+    """
+    are_counted = f" AND {sql_groups.ALL_HAVE_STRIPES}"
+    counts = f""",
+changes AS (
+    SELECT group_id, count(*) AS number FROM locked AS reports
+    WHERE {_IS_END} AND group_id IS NOT NULL{condition}
+    GROUP BY group_id
+),
+stripes AS ({sql_groups.stripes_of_changes(lock=" SKIP LOCKED")}
+),
+counted AS (
+    UPDATE joblib_group_count SET
+        open = joblib_group_count.open - stripes.number,
+        completed = joblib_group_count.completed + stripes.number
+    FROM stripes
+    WHERE joblib_group_count.group_id = stripes.group_id
+        AND joblib_group_count.stripe = stripes.stripe{are_counted}
+)"""
+    return counts, are_counted
 
 
 _REPORT_ONE, _REPORT_MANY = (

@@ -88,7 +88,8 @@ async def append(
         return await _append_on_sqlite(tx, job, new, keys, group)
     params: dict[str, Any] = {**_assumptions(job), "count": len(new)}
     if group is not None:
-        params |= {**group._asdict(), "stripe": sql_groups.stripe(tx)}
+        shares = sql_groups.shares(tx, len(new))
+        params |= {**group._asdict(), "all_stripe": list(shares), "all_open": list(shares.values())}
     params["at"] = await tx.now() if tx.has_own_clock else None
     if len(new) == 1:
         params |= new[0]._asdict()
@@ -216,7 +217,7 @@ job AS (
 # The row of a room's queue that exists is a lower bound, because the new tasks are the last. It may have been
 # deleted after the start of the statement, which ON CONFLICT notices.
 def _tasks(new: str, first_tasks: str, *, is_grouped: bool) -> str:
-    names, values = (", group_id, linked", ", :group_id, true") if is_grouped else ("", "")
+    names, values = (", group_id", ", :group_id") if is_grouped else ("", "")
     return f"""
 added AS (
     INSERT INTO joblib_task (
@@ -270,7 +271,9 @@ grouped AS (
 _COUNTED_GROUP = """
 counted_group AS (
     INSERT INTO joblib_group_count (group_id, stripe, open, completed, failed, cancelled)
-    SELECT :group_id, :stripe, :count, 0, 0, 0 FROM job
+    SELECT :group_id, shares.stripe, shares.open, 0, 0, 0
+    FROM job CROSS JOIN unnest((SELECT :all_stripe), (SELECT :all_open)) AS shares (stripe, open)
+    ORDER BY shares.stripe
     ON CONFLICT (group_id, stripe) DO UPDATE SET open = joblib_group_count.open + excluded.open
 )"""
 _LOCKED_KEYS = """
@@ -313,6 +316,7 @@ def _append(rooms: str, added: Sequence[str], *, has_keys: bool, is_grouped: boo
             lock=BIG_INTEGER,
             position=INTEGER,
             stripe=INTEGER,
+            open=INTEGER,
             group_room=TEXT,
             is_watched=BOOLEAN,
         )
@@ -387,7 +391,7 @@ ORDER BY key
 
 
 # Of one task and of several, without a group and with one.
-_INSERT_ON_SQLITE = (_inserts(), _inserts(", group_id, linked", ", :group_id, true"))
+_INSERT_ON_SQLITE = (_inserts(), _inserts(", group_id", ", :group_id"))
 # The first tasks of the rooms are counted from the last task.
 _LIST_ROOMS_ON_SQLITE = statement(
     """

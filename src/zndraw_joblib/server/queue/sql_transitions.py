@@ -165,8 +165,7 @@ async def fail_held_by(tx: Transaction, worker_ids: Sequence[UUID], error: str, 
     tasks = [row_of(row) for row in rows]
     for row, task in zip(rows, tasks, strict=True):
         tx.record_freed(task.room_id, None)  # their workers' claims end
-        if row.linked:
-            tx.record_end(row.seq, task.status, row.group_id)
+        tx.record_end(row.seq, task.status, row.group_id, linked=row.linked)
     return tasks
 
 
@@ -463,10 +462,10 @@ async def _with_queue_times(tx: Transaction, moves: Sequence[Move]) -> Sequence[
 
 
 def _record_effects(tx: Transaction, moves: Iterable[tuple[TaskRecord | None, TaskRecord]]) -> None:
-    """Record what follows: ends of linked tasks, due times and free slots."""
+    """Record what follows: ends that concern others, due times and free slots."""
     for before, after in moves:
-        if after.linked and before is not None and before.status != after.status:
-            tx.record_end(after.seq, after.status, after.group_id)
+        if before is not None and before.status != after.status:
+            tx.record_end(after.seq, after.status, after.group_id, linked=after.linked)
         if after.is_scheduled and after.run_at is not None and not after.is_waiting:
             tx.record_due(after.run_at)
         if before is not None and before.status in HELD and after.status not in HELD:
