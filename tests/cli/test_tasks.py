@@ -55,6 +55,50 @@ def test_submit_prints_the_task_id(stack: Stack) -> None:
     assert "it has ended" in cancelled.err
 
 
+def test_the_schema_decides_whether_a_value_is_text(stack: Stack) -> None:
+    """A number is a text for a field of type string; what fits as JSON stays JSON, also for unknown types."""
+    optional = {"anyOf": [{"$ref": "#/$defs/Code"}, {"type": "null"}]}
+    schema = {
+        "type": "object",
+        "properties": {
+            **{"month": {"type": "string"}, "part": optional, "none": optional, "any": {}},
+            **{
+                "both": {"type": ["string", "number"]},
+                "mode": {"enum": ["1", "2"]},
+                "steps": {"type": "integer"},
+            },
+        },
+        "$defs": {"Code": {"type": "string"}},
+    }
+    with stack.server.connect() as api:
+        url = f"{api.base_url}/v1/joblib/rooms/texts/jobs"
+        body = {"category": "analysis", "name": "Month", "schema": schema}
+        assert api.http.put(url, json=body, headers=api.get_headers()).status_code == 201
+    values = ["month=2026", "part=1.10", "none=null", "any=5", "both=7", "mode=2", "steps=3", "new=4"]
+    call = ["texts:analysis:Month", *values]
+    submitted, scheduled, wrong = stack.program.run_all(
+        [
+            ["submit", *call, "--json"],
+            ["schedules", "put", "monthly", *call, "--every", "1d", "--json"],
+            ["submit", *call[:2], "steps=2.5"],
+        ]
+    )
+    payload = {
+        "month": "2026",
+        "part": "1.10",
+        "none": None,
+        "any": 5,
+        "both": 7,
+        "mode": "2",
+        "steps": 3,
+        "new": 4,
+    }
+    task = json.loads(submitted.out)
+    assert task["payload"] == json.loads(scheduled.out)["payload"] == payload
+    assert (wrong.code, wrong.err.strip()) == (1, 'Error: payload/steps: 2.5 is not of type "integer"')
+    stack.program.ok("cancel", task["id"])
+
+
 def test_a_pending_task_is_cancelled(stack: Stack) -> None:
     """`cancel` ends a pending task, and `tasks --status cancelled` lists it."""
     with stack.server.connect() as api:

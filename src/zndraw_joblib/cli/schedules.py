@@ -16,16 +16,8 @@ from zndraw_joblib.cli.display import (
     usage_errors,
 )
 from zndraw_joblib.cli.options import AsJson, Room, Url, refuse_options_before, with_options
-from zndraw_joblib.cli.submit import (
-    JobOfTask,
-    Payload,
-    SubmitOptions,
-    TaskRoom,
-    Values,
-    check_payload,
-    parse_object,
-    parse_values,
-)
+from zndraw_joblib.cli.payloads import check_payload, fitting, parse_object, parse_values
+from zndraw_joblib.cli.submit import JobOfTask, Payload, SubmitOptions, TaskRoom, Values
 from zndraw_joblib.cli.times import TIME_FORMS, future_time, parse_duration
 from zndraw_joblib.client.connection import DEFAULT_URL
 from zndraw_joblib.wire import operations as ops
@@ -161,8 +153,11 @@ def put(  # noqa: PLR0913 - each is an option
     }
     fields = {name: value for name, value in fields.items() if value is not None} | options.requirements
     with open_client(url) as client, usage_errors():
-        full_name = str(client.find_job(str(job), room))
-        _print(client.schedules.put(name, full_name, body, room=room, **fields), as_json=as_json)
+        full_name = client.find_job(str(job), room)
+        payload_of_job = fitting(client, full_name, room, body, values)
+        _print(
+            client.schedules.put(name, str(full_name), payload_of_job, room=room, **fields), as_json=as_json
+        )
 
 
 def _times(cron: str | None, every: list[float] | None, at: str | None) -> dict[str, Any]:

@@ -20,13 +20,14 @@ from zndraw_joblib.cli.client import AdminClient, open_client, parse_id
 from zndraw_joblib.cli.display import CommandError, UsageError, counted, print_json, print_note
 from zndraw_joblib.cli.groups import sealed_group
 from zndraw_joblib.cli.options import AsJson, Url, check_room, with_options
+from zndraw_joblib.cli.payloads import check_payload, fitting, parse_object, parse_values
 from zndraw_joblib.cli.task_output import check_completed, write_result
 from zndraw_joblib.cli.times import TIME_FORMS, future_time, local_now, parse_duration
 from zndraw_joblib.client.calls import validated
 from zndraw_joblib.client.connection import DEFAULT_URL
 from zndraw_joblib.client.queue import TaskHandle
 from zndraw_joblib.client.submits import task_body
-from zndraw_joblib.jobs.failures import describe_errors, encode
+from zndraw_joblib.jobs.failures import describe_errors
 from zndraw_joblib.jobs.logs import LogConfig, one_line
 from zndraw_joblib.wire.messages import MAX_BATCH_BYTES, TaskSubmitRequest
 from zndraw_joblib.wire.names import DEFAULT_ROOM, IDEMPOTENCY_KEY, JobName, format_key, task_room
@@ -48,38 +49,6 @@ _OPTIONS = {
     "unique": "--unique",
     "webhook": "--webhook",
 }
-
-
-def parse_object(text: str | None) -> dict[str, Any]:
-    """Return the JSON object in `text`, or in standard input for "-". Raises `UsageError`."""
-    if text is None:
-        return {}
-    try:
-        payload = json.loads(sys.stdin.read() if text == "-" else text)
-    except (ValueError, RecursionError) as error:
-        raise UsageError(
-            f'--payload {text[:100]!r} is not valid JSON: {error}. Pass an object like {{"key": 1}}'
-        ) from error
-    if not isinstance(payload, dict):
-        raise UsageError(
-            f'--payload must be an object, not {type(payload).__name__}. Pass an object like {{"key": 1}}'
-        )
-    return payload
-
-
-def parse_values(values: list[str]) -> dict[str, Any]:
-    """Return the payload given as KEY=VALUE arguments; a value is JSON, else text. Raises `UsageError`."""
-    payload: dict[str, Any] = {}
-    for pair in values:
-        key, equals, value = pair.partition("=")
-        if pair.startswith("{"):
-            raise UsageError("The payload as a JSON object needs --payload: pass --payload '{...}'")
-        if not equals or not key:
-            raise UsageError(f"{pair!r} is not of the form KEY=VALUE. Pass each payload field as key=value")
-        if key in payload:
-            raise UsageError(f"The payload field {key!r} is given twice. Remove one of them")
-        payload[key] = _parse_value(value)
-    return payload
 
 
 def parse_options(*, run_at: str | None, key: str | None, **options: Any) -> dict[str, Any]:
@@ -123,14 +92,6 @@ def _object_of(option: str, text: str) -> dict[str, Any]:
     return fields
 
 
-def check_payload(payload: dict[str, Any]) -> None:
-    """Raise `UsageError` with the name of a field that is not JSON, such as a number that is too large."""
-    try:
-        encode(payload)
-    except ValueError as error:
-        raise UsageError(f"The payload field {error}. Change its value") from error
-
-
 def check_key(key: str | None) -> None:
     """Raise `UsageError` for an invalid `Idempotency-Key`."""
     try:
@@ -138,17 +99,6 @@ def check_key(key: str | None) -> None:
             format_key(key)
     except ValueError as error:
         raise UsageError(str(error).replace(f"header.{IDEMPOTENCY_KEY}", "--idempotency-key")) from error
-
-
-def _parse_value(text: str) -> Any:
-    try:
-        return json.loads(text, parse_constant=_reject_constant)
-    except (ValueError, RecursionError):
-        return text
-
-
-def _reject_constant(name: str) -> None:
-    raise ValueError(f"{name} is not valid JSON")
 
 
 # Submit the tasks of a JSON Lines file: one object per line, with the task's payload and options.
@@ -377,7 +327,9 @@ TasksFile = Annotated[
 ]
 Values = Annotated[
     list[str] | None,
-    typer.Argument(metavar="KEY=VALUE", help="The payload's fields. A value is JSON, else text."),
+    typer.Argument(
+        metavar="KEY=VALUE", help="The payload's fields. A value is JSON, or text where the job needs text."
+    ),
 ]
 Payload = Annotated[
     str | None,
@@ -600,7 +552,7 @@ def submit(  # noqa: PLR0913 - each is an option
         _submit_lines(file, job, room, fields, idempotency_key or str(uuid4()), url, group)
         return
     body = _body(payload, values, timeout, group, wait=wait)
-    _submit_task(url, job, room, body, idempotency_key, fields, timeout, wait=wait, as_json=as_json)
+    _submit_task(url, job, room, body, values, idempotency_key, fields, timeout, wait=wait, as_json=as_json)
 
 
 def _submit_task(  # noqa: PLR0913, PLR0917 - the options of the command
@@ -608,6 +560,7 @@ def _submit_task(  # noqa: PLR0913, PLR0917 - the options of the command
     job: str | None,
     room: str | None,
     body: dict[str, Any],
+    values: list[str] | None,
     key: str | None,
     options: dict[str, Any],
     timeout: float | None,
@@ -616,7 +569,8 @@ def _submit_task(  # noqa: PLR0913, PLR0917 - the options of the command
     as_json: bool,
 ) -> None:
     with open_client(url) as client:
-        task = _submit_one(client, job, room, body, key, with_ids(client, options))
+        options = with_ids(client, options)
+        task = _submit_one(client, job, room, body, values, key, options)
         _finish(client, task.id, timeout, wait=wait, as_json=as_json)
 
 
@@ -667,17 +621,20 @@ def _finish(client: AdminClient, task_id: UUID, timeout: float | None, *, wait: 
         write_result(client, task, may_be_unseen=True)
 
 
-def _submit_one(
+def _submit_one(  # noqa: PLR0913, PLR0917 - the options of the command
     client: AdminClient,
     job: str | None,
     room: str | None,
     body: dict[str, Any],
+    values: list[str] | None,
     key: str | None,
     options: dict[str, Any],
 ) -> TaskHandle:
     if job is None:
         raise UsageError("JOB is missing. Pass the name of a job, or --from FILE")
-    task = client.submit(str(client.find_job(job, room)), body, room=room, idempotency_key=key, **options)
+    name = client.find_job(job, room)
+    payload = fitting(client, name, room, body, values)
+    task = client.submit(str(name), payload, room=room, idempotency_key=key, **options)
     if task.duplicate:
         print_note("No new task: the task below holds this unique key.")
     return task
