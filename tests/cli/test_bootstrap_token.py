@@ -3,6 +3,7 @@
 import asyncio
 import json
 import signal
+import socket
 import threading
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -87,6 +88,7 @@ def test_a_later_start_finds_the_saved_token(program: Program) -> None:
             f"http://127.0.0.1:{server.port}": "a-token",
         }
         program.ok("jobs", "--url", server.url)
+        assert f"  network   http://{socket.gethostname().lower()}:{server.port} from other" in server.stderr
         done = server.stop()
     assert "GET /v1/joblib/rooms/default/jobs" in done.err
     assert "a-token" not in done.err

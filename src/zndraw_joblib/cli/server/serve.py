@@ -114,7 +114,7 @@ def run(
             token = _prepare_database(config, url)
             if has_test_clock:
                 _check_no_other_server(config.database_url)
-            on_ready = partial(_print_banner, url, config, token)
+            on_ready = partial(_print_banner, url, config, token, network=network_url(host, listener))
             if config.processes > 1:
                 processes.serve_several(config, listener, log, on_ready)
             else:
@@ -173,14 +173,18 @@ def _prepare_database(config: ServerSettings, url: str) -> BootstrapToken | None
     return database.run(config.database_url, partial(tokens.prepare, url=url))
 
 
-def _print_banner(url: str, config: ServerSettings, token: BootstrapToken | None) -> None:
+def _print_banner(
+    url: str, config: ServerSettings, token: BootstrapToken | None, *, network: str | None
+) -> None:
     if logs_json():
-        _log_start(url, config, token)
+        _log_start(url, config, token, network)
         return
     lines = [
         f"zndraw-joblib {version('zndraw-joblib')} serves {url}  (Ctrl-C stops it)",
         f"  database  {database.locate(config.database_url).text}",
     ]
+    if network is not None:
+        lines.append(f"  network   {network} from other machines, or any other name or address of this one")
     if config.dashboard != "off":
         lines.append(f"  page      {url}/ shows the queue in a browser; it asks for a token")
     if config.processes > 1:
@@ -196,12 +200,12 @@ def _print_banner(url: str, config: ServerSettings, token: BootstrapToken | None
     sys.stderr.flush()
 
 
-def _log_start(url: str, config: ServerSettings, token: BootstrapToken | None) -> None:
+def _log_start(url: str, config: ServerSettings, token: BootstrapToken | None, network: str | None) -> None:
     """Log what the banner shows, without a new token: logs have no secrets."""
     location = database.locate(config.database_url).text
     print_note(
         f"zndraw-joblib {version('zndraw-joblib')} serves {url} "
-        f"(database={location} processes={config.processes})"
+        f"(database={location} processes={config.processes}{f' network={network}' if network else ''})"
     )
     if token is not None and token.created:
         where = f"saved in {token.saved_in}" if token.saved_in else f"not shown in a log. {token.problem}"
@@ -264,3 +268,10 @@ def url_of(host: str, listener: socket.socket) -> str:
     return canonical_url(
         f"http://{f'[{address}]' if ':' in address else address}:{listener.getsockname()[1]}"
     )
+
+
+def network_url(host: str, listener: socket.socket) -> str | None:
+    """Return the URL for other machines, by the name of this one; None for a server on one address."""
+    if host not in _ALL_ADDRESSES:
+        return None
+    return f"http://{socket.gethostname().lower()}:{listener.getsockname()[1]}"
