@@ -27,7 +27,7 @@ async def test_labels_of_a_demand_are_those_of_a_worker(client: httpx.AsyncClien
 
 
 async def test_a_demand_is_of_jobs_or_of_rooms(client: httpx.AsyncClient) -> None:
-    """Not of both, of at most 20, and of jobs that exist; KEDA reads a number from the answer."""
+    """Not of both, of at most 100, and of jobs that exist; KEDA reads a number from the answer."""
     job = await register(client)
     await submit(client, job)
     name = job["full_name"]
@@ -38,7 +38,7 @@ async def test_a_demand_is_of_jobs_or_of_rooms(client: httpx.AsyncClient) -> Non
         return str(expect_problem(response, status, kind)["detail"])
 
     assert "not both" in await detail(422, job=name, room="lab")
-    assert "query.job" in await detail(422, job=[f"lab:a:{number}" for number in range(21)])
+    assert "query.job" in await detail(422, job=[f"lab:a:{number}" for number in range(101)])
     assert "lab:a:b" in await detail(404, job=["lab:a:c", "lab:a:b"])
     for path, params in ((f"jobs/{name}/demand", {}), ("demand", {"job": [name, name]}), ("demand", {})):
         answer = (await client.get(f"{V1}/{path}", params=params)).json()

@@ -9,6 +9,7 @@ from rest import V1, register, submit
 
 from zndraw_joblib.client.async_rest import AsyncRest
 from zndraw_joblib.client.connection import AsyncConnection
+from zndraw_joblib.wire.problems import JobNotFound
 from zndraw_joblib.worker import scaler as scaler_module
 from zndraw_joblib.worker.launchers import NAME_VARIABLE, AllocationState, LauncherError
 from zndraw_joblib.worker.scale_plan import Bounds
@@ -205,3 +206,23 @@ async def test_the_first_worker_shows_what_the_others_will_serve(
     assert scaler.subject.jobs == (JOB,)
     # Two slots serve this job, and three of its tasks wait.
     assert list(launcher.now) == ["1", "2"]
+
+
+async def test_all_jobs_of_a_file_are_counted(client: httpx.AsyncClient, scaler: Scaler) -> None:
+    """Also more than one request may name; those that were never registered are named once."""
+    names = [f"Job{number:03}{'x' * 40}" for number in range(130)]
+    jobs = tuple(f"@global:modifiers:{name}" for name in names)
+    scaler.subject = Subject(jobs)
+    assert len(scaler.subject.parts) > 1
+    assert [job for part in scaler.subject.parts for job in part.jobs] == list(jobs)
+    with pytest.raises(JobNotFound):
+        await scaler.read_demand()
+    worker = None
+    for name in (names[0], names[-1]):
+        fields = {} if worker is None else {"worker_id": worker}
+        job = await register(client, name, **fields)
+        worker = job["worker_id"]
+        await submit(client, job)
+    demand = await scaler.read_demand()
+    assert (demand.queued, demand.desired_slots, demand.slots) == (2, 2, 1)
+    assert demand.unknown_jobs == [*jobs[1:-1]]

@@ -203,9 +203,8 @@ class ScaleOptions:
         names, rooms = self.job or [], self.room or []
         if names and rooms:
             raise UsageError("--room: give jobs or rooms, not both")
-        for option, values in (("--job", names), ("--room", rooms)):
-            if len(values) > MAX_FILTER_VALUES:
-                raise UsageError(f"{option}: give at most {MAX_FILTER_VALUES}, not {len(values)}")
+        if len(rooms) > MAX_FILTER_VALUES:
+            raise UsageError(f"--room: give at most {MAX_FILTER_VALUES}, not {len(rooms)}")
         try:
             jobs = tuple(str(parse_job_name(name)) for name in names)
         except JobNotFound as problem:
@@ -440,7 +439,7 @@ async def _run(
     except LauncherError as error:
         raise CommandError(f"No allocation can be started: {error}") from error
     if not subject.jobs and not subject.rooms:
-        subject = subject._replace(jobs=tuple(launcher.jobs[:MAX_FILTER_VALUES]))
+        subject = subject._replace(jobs=tuple(launcher.jobs))
     connection = AsyncConnection(access.url, access.token, 30.0)
     rest = AsyncRest(connection)
     scaler = make(rest, subject)

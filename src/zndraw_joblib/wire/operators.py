@@ -145,6 +145,7 @@ class Demand(ResponseBody):
 # The bodies of searches across rooms, and of actions on all tasks that match a filter.
 
 MAX_FILTER_VALUES = 20
+MAX_DEMAND_JOBS = 100
 MAX_SEARCH_TEXT = 200
 MAX_BULK_TASKS = 10_000
 
@@ -158,12 +159,20 @@ def _without_nul(text: str) -> str:
 Text = Annotated[str, Field(min_length=1, max_length=MAX_SEARCH_TEXT), AfterValidator(_without_nul)]
 SearchedName = Annotated[str, Field(min_length=1, max_length=400), AfterValidator(_without_nul)]
 Names = Annotated[list[SearchedName], Field(max_length=MAX_FILTER_VALUES)]
+DemandJobs = Annotated[list[SearchedName], Field(max_length=MAX_DEMAND_JOBS)]
 
 
 Versions = Annotated[list[Annotated[int, Field(ge=1, le=2**31 - 1)]], Field(max_length=MAX_FILTER_VALUES)]
 
 
 TagNames = Annotated[list[Tag], Field(max_length=MAX_FILTER_VALUES)]
+
+
+class DemandFilter(RequestBody):
+    """Of which jobs, or of the jobs of which rooms, to return the demand."""
+
+    job: DemandJobs = Field(default_factory=list)
+    room: Names = Field(default_factory=list)
 
 
 class TaskFilter(RequestBody):

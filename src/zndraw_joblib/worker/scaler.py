@@ -9,17 +9,18 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
+from urllib.parse import quote
 
 from zndraw_joblib.client.async_rest import AsyncRest
 from zndraw_joblib.client.retry import describe, is_transient
 from zndraw_joblib.jobs.logs import ExponentialBackoff
 from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.messages import MAX_PAGE
-from zndraw_joblib.wire.operators import Demand, WorkerSummary
+from zndraw_joblib.wire.operators import MAX_DEMAND_JOBS, Demand, WorkerSummary
 from zndraw_joblib.wire.problems import JobNotFound
 from zndraw_joblib.wire.requirements import AnyLabels, labels_text, shown, shown_labels
 from zndraw_joblib.worker.launchers import NAME_BYTES, NAME_VARIABLE, AllocationState, Launcher, LauncherError
@@ -34,8 +35,9 @@ _REST_SECONDS = 60.0
 _PATIENCE_SECONDS = 60.0
 _LONGEST_PAUSE_SECONDS = 300.0
 _MAX_DOWN_SECONDS = 60.0
-_MAX_JOBS = 20
-_SHOWN_PARTS = 3
+# Of the names of jobs in the query of one request: proxies take 8 KiB of its first line.
+_QUERY_BYTES = 4000
+_SHOWN_PARTS, _SHOWN_JOBS = 3, 5
 _MAX_REASON = 500
 
 
@@ -44,6 +46,25 @@ def unknown_job(problem: JobNotFound) -> str:
     return (
         f"{problem}. Until it is registered, no task of it can be submitted. Register it once: run "
         "'zndraw-joblib worker' with the same file and --room until it serves, or 'zndraw-joblib register'"
+    )
+
+
+def _sum(demands: Sequence[Demand], missing: Sequence[str]) -> Demand:
+    """Return the demand of all jobs from those of its parts.
+
+    The workers of the scaler serve all jobs, so each part has counted their slots.
+    """
+    unknown = [job for demand in demands for job in demand.unknown_jobs or ()]
+    parts = [part for demand in demands for part in demand.by_requirement]
+    return Demand(
+        queued=sum(demand.queued for demand in demands),
+        held_back=sum(demand.held_back for demand in demands),
+        running=sum(demand.running for demand in demands),
+        slots=max(demand.slots for demand in demands),
+        oldest_seconds=max(demand.oldest_seconds for demand in demands),
+        desired_slots=sum(demand.desired_slots for demand in demands),
+        by_requirement=sorted(parts, key=lambda part: -part.desired_slots),
+        unknown_jobs=sorted([*missing, *unknown]) or None,
     )
 
 
@@ -67,10 +88,21 @@ class Subject(NamedTuple):
     rooms: tuple[str, ...] = ()
     labels: AnyLabels = None
 
+    def query(self, *, any_labels: bool = False) -> dict[str, object]:
+        """Return the query of a request, of workers with these labels or with any."""
+        query: dict[str, object] = {"job": self.jobs, "room": self.rooms}
+        # An empty `labels` would stand for workers without labels.
+        return query if any_labels else {**query, "labels": labels_text(self.labels)}
+
     @property
-    def query(self) -> dict[str, object]:
-        """The query of the request."""
-        return {"job": self.jobs, "room": self.rooms, "labels": labels_text(self.labels)}
+    def parts(self) -> list["Subject"]:
+        """The subjects of the requests: of many jobs several, each of which the server and proxies accept."""
+        parts: list[list[str]] = [[]]
+        for job in self.jobs:
+            if len(parts[-1]) == MAX_DEMAND_JOBS or len(quote("".join([*parts[-1], job]))) > _QUERY_BYTES:
+                parts.append([])
+            parts[-1].append(job)
+        return [self._replace(jobs=tuple(part)) for part in parts]
 
 
 @dataclass
@@ -172,19 +204,30 @@ class Scaler:
         """Return the demand. Workers are read before it: one that registers meanwhile counts twice."""
         workers = (await self.rest.send(ops.LIST_WORKERS, query={"limit": MAX_PAGE})).items
         self._see(workers)
-        demand = await self.rest.send(ops.GET_DEMAND, query=self.subject.query)
-        unknown = ", ".join(demand.unknown_jobs or ())
+        demand = await self._ask(self.subject)
+        names = demand.unknown_jobs or []
+        unknown = ", ".join(names[:_SHOWN_JOBS]) + (", …" if len(names) > _SHOWN_JOBS else "")
         if unknown and unknown != self._last_unknown:
             log.warning("No worker has registered %s yet: only the tasks of the other jobs count", unknown)
         self._last_unknown = unknown
         self._unmatched = "" if demand.queued else await self._read_unmatched()
         return demand
 
+    async def _ask(self, subject: Subject, *, any_labels: bool = False) -> Demand:
+        """Return the demand of all jobs. Raises `JobNotFound` if none of them was ever registered."""
+        demands, missing = list[Demand](), list[str]()
+        for part in subject.parts:
+            try:
+                demands.append(await self.rest.send(ops.GET_DEMAND, query=part.query(any_labels=any_labels)))
+            except JobNotFound:
+                missing += part.jobs
+                if len(missing) == len(subject.jobs):
+                    raise
+        return _sum(demands, missing)
+
     async def _read_unmatched(self) -> str:
         """Return which tasks wait that workers with these labels may not run; empty without any."""
-        # An empty `labels` would stand for workers without labels.
-        query = {name: value for name, value in self.subject.query.items() if name != "labels"}
-        of_any = await self.rest.send(ops.GET_DEMAND, query=query)
+        of_any = await self._ask(self.subject, any_labels=True)
         parts = [part for part in of_any.by_requirement if part.queued and part.requires]
         if not parts:
             return ""
@@ -246,7 +289,7 @@ class Scaler:
             one.registered = max(one.registered, len(registered))
             self._has_registered, self._failed_starts = True, 0
             self.slots_per_worker = registered[0].slots or self.slots_per_worker
-            if not self.subject.jobs and not self.subject.rooms and 0 < len(registered[0].jobs) <= _MAX_JOBS:
+            if not self.subject.jobs and not self.subject.rooms and registered[0].jobs:
                 self.subject = self.subject._replace(jobs=tuple(registered[0].jobs))
                 log.info("The demand counts the jobs of these workers: %s", ", ".join(self.subject.jobs))
 

@@ -18,7 +18,7 @@ from zndraw_joblib.server.runtime.runtime import Runtime
 from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.messages import WorkerInfo
 from zndraw_joblib.wire.names import RESERVED, JobName, parse_job_name
-from zndraw_joblib.wire.operators import Demand, Names, TaskFilter
+from zndraw_joblib.wire.operators import Demand, DemandFilter, DemandJobs, Names
 from zndraw_joblib.wire.problems import Forbidden, InvalidRequest
 from zndraw_joblib.wire.requirements import AnyLabels, parsed_label
 from zndraw_joblib.wire.scopes import Scope
@@ -44,10 +44,10 @@ def _read_labels(request: Request) -> AnyLabels:
         raise InvalidRequest(f"query.labels: {error}") from error
 
 
-def _read_names(request: Request) -> TaskFilter:
+def _read_names(request: Request) -> DemandFilter:
     query = request.query_params
     try:
-        return TaskFilter.model_validate({name: query.getlist(name) for name in ("job", "room")})
+        return DemandFilter.model_validate({name: query.getlist(name) for name in ("job", "room")})
     except ValidationError as error:
         raise invalid_part(error, "query") from error
 
@@ -59,10 +59,10 @@ _LABELS = Annotated[
         "and workers that have these labels. Empty: a worker without labels."
     ),
 ]
-_JOBS = Annotated[Names, Query(description="Full names of jobs.")]
+_JOBS = Annotated[DemandJobs, Query(description="Full names of jobs.")]
 _ROOMS = Annotated[Names, Query(description="Rooms whose jobs count.")]
 QueryLabels = Annotated[AnyLabels, Parameter(_read_labels, labels=(_LABELS, None))]
-QueryNames = Annotated[TaskFilter, Parameter(_read_names, job=(_JOBS, []), room=(_ROOMS, []))]
+QueryNames = Annotated[DemandFilter, Parameter(_read_names, job=(_JOBS, []), room=(_ROOMS, []))]
 
 
 @serves(ops.GET_DEMAND)
@@ -76,7 +76,7 @@ async def get_demand(
     jobs = [parse_job_name(name) for name in names.job]
     if jobs and names.room:
         raise InvalidRequest("query.room: give jobs or rooms, not both")
-    for name in jobs:
+    for name in {name.room_id: name for name in jobs}.values():
         await _check(request, caller, name)
     rooms = names.room
     if not jobs and not _reads_all(caller):
