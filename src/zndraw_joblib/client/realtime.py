@@ -110,7 +110,7 @@ class Realtime:
                 response = httpx.get(url, headers=headers, **options)
                 self._has_answered = True
                 return response.is_success and not Version.model_validate_json(response.content).socketio
-        except (httpx.HTTPError, ValueError) as error:
+        except Exception as error:
             log.debug("Asking the server for Socket.IO: %s", describe(error))
         return False
 

@@ -35,6 +35,7 @@ from zndraw_joblib.worker.tasks import (
     log_start,
     start_task_span,
 )
+from zndraw_joblib.worker.threads import log_defect, make_thread, start_loop
 
 _AHEAD_SECONDS = 0.1
 _STUCK_SECONDS = 0.2
@@ -178,8 +179,10 @@ class Pipeline:
     def start(self) -> None:
         """Start the threads that claim and report; those that run tasks start with the first tasks."""
         self._service_threads = [
-            _start_thread("claim", lambda: self._poller.repeat(self._claim_once, "Claiming")),
-            _start_thread("report", self._report),
+            start_loop(
+                "claim", lambda: self._poller.repeat(self._claim_once, "Claiming"), self._poller.stopping
+            ),
+            start_loop("report", self._report, self._reporter.stop),
         ]
 
     @property
@@ -304,7 +307,7 @@ class Pipeline:
             has_idle = len(self._busy) < len(self._threads)
             if not self._waiting or has_idle or len(self._threads) >= self._config.concurrency:
                 return
-            thread = _make_thread(f"run-{len(self._threads) + 1}", self._run)
+            thread = make_thread(f"run-{len(self._threads) + 1}", self._run)
             self._threads.append(thread)
         try:
             thread.start()
@@ -317,25 +320,49 @@ class Pipeline:
         config = self._config
         process = TaskProcess(config.execute, config.cancel_grace) if config.in_processes else None
         while (waiting := self._take()) is not None:
-            # A thread is free again at once after it has handed a coroutine to the event loop.
-            if self._waiting and waiting.tasks[0].job_name not in self._coroutine_jobs:
-                self._add_thread()
-            began = time.monotonic()
-            is_sure = 0 <= time.time() - waiting.claimed_at < SURE_SECONDS
-            begun = [self._begin(task, is_sure=is_sure) for task in waiting.tasks]
-            entries = [entry for entry in begun if entry is not None]
-            if self.begun >= self._config.max_runs:
-                self._config.on_used_up()
-            if not entries:
-                if not self._free_slots(began, waiting.cost):
-                    self._reporter.wake()
-                continue
+            try:
+                self._run_waiting(waiting, process)
+            # BaseException: the code of a host may call sys.exit().
+            except BaseException as error:
+                exit_if_forked(self._pid, error)
+                log_defect("Running task %s failed in the worker", waiting.tasks[0].task_id)
+        if process is not None:
+            process.close()
+
+    def _run_waiting(self, waiting: Waiting, process: TaskProcess | None) -> None:
+        # A thread is free again at once after it has handed a coroutine to the event loop.
+        if self._waiting and waiting.tasks[0].job_name not in self._coroutine_jobs:
+            self._add_thread()
+        began = time.monotonic()
+        is_sure = 0 <= time.time() - waiting.claimed_at < SURE_SECONDS
+        begun = [self._begin_or_fail(task, is_sure=is_sure) for task in waiting.tasks]
+        entries = [entry for entry in begun if entry is not None]
+        if self.begun >= self._config.max_runs:
+            self._use_up()
+        if not entries:
+            if not self._free_slots(began, waiting.cost):
+                self._reporter.wake()
+        else:
             spans = [start_task_span(entry.task, self._config.run_spans) for entry in entries]
             with active(spans[0]):
                 end = partial(self._end, entries, began, waiting.cost, spans)
                 self._run_entries(entries, process, end, is_batch=waiting.is_batch)
-        if process is not None:
-            process.close()
+
+    def _use_up(self) -> None:
+        try:
+            self._config.on_used_up()
+        except Exception:
+            log_defect("A worker that has begun all of its tasks (max_runs) could not begin to leave")
+
+    def _begin_or_fail(self, task: ClaimedTask, *, is_sure: bool) -> TaskReports | None:
+        """Do what `_begin` does; fail the task if that fails: else it would stay held, and never end."""
+        try:
+            return self._begin(task, is_sure=is_sure)
+        except BaseException as error:
+            exit_if_forked(self._pid, error)
+            log_defect("Task %s could not begin", task.task_id)
+            self._reporter.refuse(task, failed(task, None, error))
+            return None
 
     def _run_entries(
         self,
@@ -353,7 +380,7 @@ class Pipeline:
                 self._run_batch(entries, process, on_end)
             else:
                 self._run_task(entries[0], process, on_end)
-        except Exception as error:
+        except BaseException as error:
             exit_if_forked(self._pid, error)
             if any(entry.outcome is not None for entry in entries):
                 raise
@@ -456,9 +483,12 @@ class Pipeline:
         outcomes: Sequence[Outcome],
     ) -> None:
         seconds = time.monotonic() - began
-        for entry, span, outcome in zip(entries, spans, outcomes, strict=True):
-            end_task_span(span, entry.task, outcome)
-            log_end(entry.task, outcome, seconds, of=len(entries))
+        try:
+            for entry, span, outcome in zip(entries, spans, outcomes, strict=True):
+                end_task_span(span, entry.task, outcome)
+                log_end(entry.task, outcome, seconds, of=len(entries))
+        except Exception:
+            log_defect("The end of task %s could not be logged", entries[0].task.task_id)
         is_busy = self._free_slots(began, cost)
         # Those before the last go into its request.
         for entry, outcome in zip(entries[:-1], outcomes, strict=False):
@@ -527,13 +557,3 @@ class Pipeline:
                 self._poller.done()
             return False
         return True
-
-
-def _make_thread(name: str, run: Callable[[], None]) -> threading.Thread:
-    return threading.Thread(target=run, name=f"zndraw-joblib-{name}", daemon=True)
-
-
-def _start_thread(name: str, run: Callable[[], None]) -> threading.Thread:
-    thread = _make_thread(name, run)
-    thread.start()
-    return thread

@@ -162,7 +162,7 @@ class Reporter:
         self._gather_count = gather_count
         self._rest = rest
         self._held = held
-        self._stop = stop
+        self.stop = stop
         self._on_done = on_done
         self._change = threading.Condition()
         self._waiting: dict[TaskReports, None] = {}
@@ -244,7 +244,7 @@ class Reporter:
                 wait = self._seconds_until_due(now)
                 if wait is not None and wait <= 0:
                     return self._take(now)
-                if self._stop.is_set() and not self._open:
+                if self.stop.is_set() and not self._open:
                     return []
                 self._sleeps_until = math.inf if wait is None else now + wait
                 self._change.wait(wait)
@@ -253,7 +253,7 @@ class Reporter:
     def _seconds_until_due(self, now: float) -> float | None:
         if not self._waiting:
             return None
-        if self._stop.is_set():
+        if self.stop.is_set():
             return 0.0
         first = min(
             max(e.not_before, 0.0 if self._is_hurried and e.outcome else e.due) for e in self._waiting
@@ -264,7 +264,7 @@ class Reporter:
         batch: list[Sent] = []
         size = count = 0
         for entry in list(self._waiting):
-            if entry.not_before > now and not self._stop.is_set():
+            if entry.not_before > now and not self.stop.is_set():
                 continue
             sent = entry.take()
             size += sent.size
@@ -388,7 +388,7 @@ class Reporter:
         elif is_refused and sent.outcome is not None and not entry.is_replaced:
             self._put_back(entry, without_content(sent.outcome, error))
             return
-        elif is_transient(error) and not self._stop.is_set() and failing < RETRY_SECONDS:
+        elif is_transient(error) and not self.stop.is_set() and failing < RETRY_SECONDS:
             entry.not_before = not_before
             self._put_back(entry)
             return

@@ -53,6 +53,7 @@ from zndraw_joblib.wire.problems import InvalidRequest, ResultStoreFull, TaskNot
 from zndraw_joblib.wire.statuses import TERMINAL, TaskStatus
 from zndraw_joblib.worker.rest import RestApi
 from zndraw_joblib.worker.tasks import ClaimedTask, HeldTasks
+from zndraw_joblib.worker.threads import make_loop
 
 log = logging.getLogger(__name__)
 
@@ -373,9 +374,7 @@ class LiveReports:
         self._waiting.add(channel)
         with self._lock:
             if self._has_thread and self._thread is None and not self._stop.is_set():
-                self._thread = threading.Thread(
-                    target=self.run, name="zndraw-joblib-live-reports", daemon=True
-                )
+                self._thread = make_loop("live-reports", self.run, self._stop)
                 # It starts in a thread of the job, whose output it must not take for its own.
                 outside_tasks(self._thread.start)
         self._arrived.set()
@@ -419,7 +418,8 @@ class LiveReports:
             thread.join(seconds)
 
     def run(self) -> None:
-        """Send what arrives, until `stop` is set."""
+        """Send what waits and what arrives, until `stop` is set."""
+        self._arrived.set()
         while not self._stop.is_set():
             self._arrived.wait()
             # Short tasks end meanwhile: what they hold needs no request of its own.

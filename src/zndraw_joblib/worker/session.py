@@ -42,6 +42,7 @@ from zndraw_joblib.worker.subscriptions import Subscriptions
 from zndraw_joblib.worker.task_poller import Pace, TaskPoller
 from zndraw_joblib.worker.task_process import DEFAULT_CANCEL_GRACE
 from zndraw_joblib.worker.tasks import ClaimedTask, Execute, HeldTasks
+from zndraw_joblib.worker.threads import start_loop, start_thread
 
 log = logging.getLogger(__name__)
 
@@ -93,6 +94,8 @@ class Session:
     """
 
     refusal: Unauthorized | None = None
+    # Whether the system had no thread for a drain, which the next heartbeat asks for again.
+    _lacks_thread = False
 
     def __init__(
         self, rest: RestApi, subscriptions: Subscriptions, held: HeldTasks, config: SessionConfig
@@ -143,7 +146,7 @@ class Session:
                 longest = self._config.max_unreachable_seconds
                 gives_up = GivesUp(math.inf if longest is None else longest, self._give_up)
                 loop = HeartbeatLoop(self.registrations, self.stop, self._heartbeat_due, interval, gives_up)
-                self._heartbeat_thread = _start_thread("heartbeat", loop.run)
+                self._heartbeat_thread = start_loop("heartbeat", loop.run, self.stop)
 
     def start_tasks(self) -> None:
         """Start the threads that claim and run tasks, unless they run or there is no `execute`."""
@@ -156,7 +159,9 @@ class Session:
         self.tasks.add_job()
         with self._start_lock:
             if self.watch.is_needed and self._watch_thread is None:
-                self._watch_thread = _start_thread("allocation", lambda: self.watch.run(self.closed))
+                self._watch_thread = start_loop(
+                    "allocation", lambda: self.watch.run(self.closed), self.closed
+                )
             if config.execute is not None and self._pipeline is None:
                 settings = PipelineConfig(
                     config.execute,
@@ -181,7 +186,8 @@ class Session:
         with self._start_lock:
             if not self._provider_threads:
                 numbers = range(1, self._config.read_concurrency + 1)
-                self._provider_threads = [_start_thread(f"read-{n}", self.providers.run) for n in numbers]
+                run, stopping = self.providers.run, self.providers.stopping
+                self._provider_threads = [start_loop(f"read-{n}", run, stopping) for n in numbers]
 
     def request_end(self) -> None:
         """Let `wait` return. Takes no lock: a signal handler may call it."""
@@ -282,7 +288,7 @@ class Session:
             self.registrations.forget()
             self.close(_REFUSED_CLOSE_SECONDS)
 
-        _start_thread("refused", end)
+        start_thread("refused", end)
 
     def _requeue(self, when: str, seconds: float) -> None:
         """Put running tasks back into their queues, and set their events.
@@ -301,19 +307,23 @@ class Session:
 
     def _begin_drain(self, reason: str) -> None:
         with self._start_lock:
-            if self.tasks.stopped:
+            if self.tasks.stopped and not self._lacks_thread:
                 return
             self.tasks.stop()
             self.providers.stop()
-        worker_id = self.registrations.worker_id
-        log.info(reason, worker_id, extra={"worker_id": str(worker_id)})
-        _start_thread("drain", self._drain)
+            worker_id = self.registrations.worker_id
+            log.info(reason, worker_id, extra={"worker_id": str(worker_id)})
+            self._lacks_thread = True
+            start_thread("drain", self._drain)
+            self._lacks_thread = False
 
     def _drain(self) -> None:
-        self._stop_claiming()
-        self._stop_providers(None)
-        self._held.wait_for_none()
-        self.close(None)
+        try:
+            self._stop_claiming()
+            self._stop_providers(None)
+            self._held.wait_for_none()
+        finally:
+            self.close(None)
 
     def _stop_claiming(self) -> None:
         """Claim no more, and release a task that the open long-poll has just got.
@@ -360,12 +370,6 @@ class Session:
             stop_following_threads()
             self.closed.set()
             self.request_end()
-
-
-def _start_thread(name: str, run: Callable[[], None]) -> threading.Thread:
-    thread = threading.Thread(target=run, name=f"zndraw-joblib-{name}", daemon=True)
-    thread.start()
-    return thread
 
 
 def _join_threads(threads: list[threading.Thread]) -> None:
@@ -432,8 +436,9 @@ class RefusedToken:
             self._since = now if self._since is None else self._since
             if self._has_acted or now - self._since < REFUSED_SECONDS:
                 return
+            # Not before: if there is no thread for it, the next refusal tries again.
+            self._act(error)
             self._has_acted = True
-        self._act(error)
 
 
 class GivesUp(NamedTuple):

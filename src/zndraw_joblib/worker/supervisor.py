@@ -373,7 +373,8 @@ class Parent:
             self._channel.sendall(" ".join(answer.split())[:_MAX_ANSWER].encode() + b"\n")
 
     def _follow_parent(self, exit_seconds: float | None) -> None:
-        with suppress(OSError):
+        # A parent that sends what is no text has a defect, and is treated as one that has ended.
+        with suppress(OSError, ValueError):
             for line in self._lines:
                 if line.strip() == _DRAIN:
                     threading.Thread(target=self.on_drain, daemon=True).start()

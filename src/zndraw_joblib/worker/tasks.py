@@ -31,6 +31,7 @@ from zndraw_joblib.jobs.traces import RunSpans, TaskSpan, start_run, start_span
 from zndraw_joblib.wire.messages import MAX_NAMED_TASKS, NamedTask, TaskResponse, TaskVerdict, Verdict
 from zndraw_joblib.wire.names import short_name
 from zndraw_joblib.wire.problems import DuplicateTask
+from zndraw_joblib.worker.threads import log_defect
 
 if TYPE_CHECKING:
     import httpx
@@ -496,7 +497,10 @@ class Coroutines:
                 settled = fail(error)
             with self._lock:
                 self.running -= 1
-            on_end(settled)
+            try:
+                on_end(settled)
+            except Exception:
+                log_defect("The outcome of a coroutine could not be reported")
 
         try:
             with self._lock:
