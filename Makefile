@@ -71,7 +71,8 @@ s3: $(READY) .venv-s3/.ready ## run the tests of the store in a bucket, with mot
 pgbouncer: $(READY) .pgbouncer/.ready ## run the tests with a real PgBouncer, of Debian's package, which is unpacked in .pgbouncer
 	$(BIN)/python -m pytest -m "not benchmark" tests/store/test_pgbouncer.py $(ARGS)
 
-slurm: $(READY) .slurm/.ready ## run the tests with a real Slurm, of Debian's packages, which are unpacked in .slurm
+SLURM_RELEASES := trixie forky
+slurm: $(READY) .slurm/.ready $(SLURM_RELEASES:%=.slurm/%/.ready) ## run the tests with a real Slurm, of Debian's packages, which are unpacked in .slurm
 	$(BIN)/python -m pytest -m "not benchmark" tests/slurm $(ARGS)
 
 .PHONY: release-check api-diff
@@ -243,6 +244,9 @@ $(addsuffix /node_modules/.ready,$(JS) $(TYPES) $(OIDC)): %/node_modules/.ready:
 
 .slurm/.ready: tests/slurm/unpack.sh
 	bash $< $(@D)
+
+.slurm/%/.ready: tests/slurm/unpack.sh
+	bash $< $(@D) $*
 
 $(BROWSER)/node_modules/.ready: $(BROWSER)/package.json $(BROWSER)/unpack.mjs | $(READY)
 	$(NPM_INSTALL)

@@ -1,4 +1,7 @@
-"""A real Slurm on this machine: munged, slurmctld and two nodes, with a folder and ports of their own."""
+"""A real Slurm on this machine: munged, slurmctld and two nodes, with a folder and ports of their own.
+
+One of a newer release of Debian has slurmrestd too.
+"""
 
 import os
 import secrets
@@ -17,7 +20,9 @@ from servers import free_port
 from sitegen import ROOT
 from waiting import wait_until
 
-UNPACKED = ROOT / ".slurm" / "root"
+UNPACKED = ROOT / ".slurm"
+# Debian's releases with Slurm 24.11 and 26.05.
+RELEASES = ("trixie", "forky")
 NODES = ("n1", "n2")
 CPUS = 4
 PARTITION = "p1"
@@ -51,7 +56,17 @@ KillWait=5
 SchedulerParameters=sched_interval=2,bf_interval=2
 {nodes}
 PartitionName={partition} Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+{more}
 """
+_CONFIG_OF_REST = """
+AuthAltTypes=auth/jwt
+AuthAltParameters=jwt_key={folder}/jwt.key
+GresTypes=gpu
+"""
+_FILES_OF_REST = {
+    "cgroup.conf": "CgroupPlugin=disabled\n",
+    "gres.conf": "NodeName=n[1-2] Name=gpu File=/dev/null\n",
+}
 
 
 class Programs(NamedTuple):
@@ -60,19 +75,28 @@ class Programs(NamedTuple):
     folders: tuple[Path, Path]
     plugins: Path
     variables: dict[str, str]
+    has_rest: bool = False
 
     def path(self, name: str) -> str:
         """Return the path of a program; Debian's alternatives have a longer name."""
         return next(str(path) for folder in self.folders for path in sorted(folder.glob(f"{name}*")))
 
 
-def find_programs() -> Programs | None:
+def find_programs(release: str = "") -> Programs | None:
     """Return the programs that `make slurm` has unpacked, None without them."""
-    if not (UNPACKED.parent / ".ready").exists():
+    root = UNPACKED / release / "root"
+    if not (root.parent / ".ready").exists():
         return None
-    [plugins] = {path.parent for path in UNPACKED.glob("usr/lib/*/*/auth_munge.so")}
-    libraries = f"{plugins}:{plugins.parent}"
-    return Programs((UNPACKED / "usr/sbin", UNPACKED / "usr/bin"), plugins, {"LD_LIBRARY_PATH": libraries})
+    [plugins] = {path.parent for path in root.glob("usr/lib/*/*/auth_munge.so")}
+    # Those of another release know where their libraries are.
+    variables = {} if release else {"LD_LIBRARY_PATH": f"{plugins}:{plugins.parent}"}
+    return Programs((root / "usr/sbin", root / "usr/bin"), plugins, variables, bool(release))
+
+
+def is_open(port: int) -> bool:
+    """Return whether a program listens on a port of this machine."""
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
 
 
 class Cluster:
@@ -86,6 +110,7 @@ class Cluster:
         clean = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
         self.environment = {**clean, **programs.variables, "SLURM_CONF": str(self._config), "PATH": commands}
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
+        self.rest_url = ""
 
     def __enter__(self) -> Self:
         self._configure()
@@ -94,6 +119,8 @@ class Cluster:
             self._start("slurmctld", "-D")
             for node in NODES:
                 self.start_node(node)
+            if self._programs.has_rest:
+                self.start_rest()
         except BaseException:
             self._stop()
             raise
@@ -104,17 +131,20 @@ class Cluster:
 
     def _configure(self) -> None:
         host = socket.gethostname().partition(".")[0]
-        nodes = "\n".join(
-            f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={free_port()} CPUs={CPUS}"
-            for node in NODES
-        )
+        of_node = f"NodeHostname={host} NodeAddr=127.0.0.1 CPUs={CPUS}"
+        of_node += " Gres=gpu:1" if self._programs.has_rest else ""
+        nodes = "\n".join(f"NodeName={node} Port={free_port()} {of_node}" for node in NODES)
         values = {"host": host, "port": free_port(), "user": getuser(), "partition": PARTITION}
         values |= {"folder": self.folder, "plugins": self._programs.plugins, "nodes": nodes}
+        values["more"] = _CONFIG_OF_REST.format(**values) if self._programs.has_rest else ""
         self._config.write_text(_CONFIG.format(**values))
         (self.folder / "state").mkdir()
-        key = self.folder / "munge.key"
-        key.touch(0o600)
-        key.write_bytes(secrets.token_bytes(64))
+        for name in ("munge.key", "jwt.key"):
+            (self.folder / name).touch(0o600)
+            (self.folder / name).write_bytes(secrets.token_bytes(64))
+        if self._programs.has_rest:
+            for name, text in _FILES_OF_REST.items():
+                (self.folder / name).write_text(text)
 
     def _start_munge(self) -> None:
         files = {
@@ -134,12 +164,35 @@ class Cluster:
         self._start("slurmd", "-D", "-N", node, "-d", self._programs.path("slurmstepd"), name=node)
         wait_until(lambda: self.run("sinfo", "-hN", "-n", node, "-o", "%t") == "idle", _SECONDS, interval=0.2)
 
-    def _start(self, program: str, *options: str, name: str = "") -> None:
+    def start_rest(self) -> None:
+        """Start slurmrestd. It refuses to run as root or as Slurm's user, so it sees another one."""
+        config = self.folder / "rest.conf"
+        text = self._config.read_text()
+        config.write_text(text.replace(f"SlurmUser={getuser()}\n", "SlurmUser=root\n"))
+        self.folder.chmod(0o711)
+        port = free_port()
+        self.rest_url = f"http://127.0.0.1:{port}"
+        user = ["-u", "65534", "-g", "65534"] if os.getuid() == 0 else []
+        options = ["-a", "rest_auth/jwt", "-s", "slurmctld", f"127.0.0.1:{port}"]
+        # Of its own it has no token: it passes on those of requests.
+        self._start("slurmrestd", *user, *options, SLURM_CONF=str(config), SLURM_JWT="daemon")
+        wait_until(lambda: is_open(port), _SECONDS)
+
+    def stop_rest(self) -> None:
+        """Stop slurmrestd."""
+        self._daemons["slurmrestd"].terminate()
+        self._daemons.pop("slurmrestd").wait(_SECONDS)
+
+    def token(self, seconds: int = 3600) -> str:
+        """Return a token of this user for slurmrestd."""
+        return self.run("scontrol", "token", f"lifespan={seconds}").removeprefix("SLURM_JWT=")
+
+    def _start(self, program: str, *options: str, name: str = "", **variables: str) -> None:
         with (self.folder / f"{name or program}.log").open("ab") as log:
             self._daemons[name or program] = subprocess.Popen(
                 [self._programs.path(program), *options],
                 cwd=self.folder / name,
-                env=self.environment,
+                env={**self.environment, **variables},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.processes, pytest.mark.timeout(500)]
 class Scaler:
     """A running `scale slurm` in the folder of a queue, whose job is registered."""
 
-    def __init__(self, batch: Batch, *options: str) -> None:
+    def __init__(self, batch: Batch, *options: str, environment: dict[str, str] | None = None) -> None:
         self.batch, self._log = batch, batch.folder / "scaler.log"
         [extension] = load_extensions(str(batch.folder / "jobs.py"))
         batch.queue.operator.register_job(JOB, extension.model_json_schema())
@@ -27,7 +27,7 @@ class Scaler:
             self.process = subprocess.Popen(
                 [*COMMAND, "--interval", "0.5", *options],
                 cwd=batch.folder,
-                env=batch.environment,
+                env=environment or batch.environment,
                 stdout=log,
                 stderr=log,
             )

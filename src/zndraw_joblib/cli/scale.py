@@ -48,7 +48,8 @@ from zndraw_joblib.wire.worker_tokens import MAX_PATTERNS, MAX_TOKEN_SECONDS, Wo
 from zndraw_joblib.worker.launchers import Launcher, LauncherError, LocalLauncher, worker_command
 from zndraw_joblib.worker.scale_plan import Bounds
 from zndraw_joblib.worker.scaler import Safety, Scaler, Subject, unknown_job
-from zndraw_joblib.worker.slurm import SlurmLauncher, slurm_worker
+from zndraw_joblib.worker.slurm import SlurmCommands, SlurmLauncher, SlurmTransport, slurm_worker
+from zndraw_joblib.worker.slurm_rest import SlurmRest, SlurmToken
 
 log = logging.getLogger(__name__)
 
@@ -150,6 +151,22 @@ OwnToken = Annotated[
         help="Give workers the token of this command, if it may issue no other; it outlives them.",
     ),
 ]
+Rest = Annotated[
+    str | None,
+    typer.Option(
+        "--rest",
+        envvar="SLURM_RESTD_URL",
+        metavar="URL",
+        help="Submit by slurmrestd, like http://host:6820, with the token in SLURM_JWT.",
+    ),
+]
+RestToken = Annotated[
+    Path | None,
+    typer.Option("--rest-token-file", metavar="FILE", help="A file with the token, which may change."),
+]
+Python = Annotated[
+    str, typer.Option("--python", metavar="PATH", help="Python on the nodes; default: that of this command.")
+]
 Drain = Annotated[
     bool, typer.Option("--drain", help="At the end drain all workers; otherwise they leave when idle.")
 ]
@@ -245,30 +262,51 @@ def scale_local(target: Target, arguments: PassedOn = None, *, options: ScaleOpt
     run_scaler(launcher, options, Start("scale-", _LOCAL_SUBMIT_SECONDS, concurrency_of(own)))
 
 
+@dataclass(frozen=True, kw_only=True)
+class SlurmOptions(ScaleOptions):
+    """The options for Slurm."""
+
+    worker_options: WorkerOptions = ""
+    name: Name = None
+    python: Python = ""
+    rest: Rest = None
+    rest_token_file: RestToken = None
+
+    def transport(self, arguments: list[str]) -> SlurmTransport:
+        """Return how batch jobs with these options of sbatch are submitted. Raises `UsageError`."""
+        if not self.rest:
+            if self.rest_token_file is not None:
+                raise UsageError("--rest-token-file: this token is for slurmrestd, so add --rest URL")
+            return SlurmCommands(arguments, self.output)
+        token = SlurmToken(self.rest_token_file)
+        try:
+            token.read()
+            return SlurmRest(self.rest, arguments, self.output, token)
+        except (LauncherError, ValueError) as error:
+            raise UsageError(f"--rest: {error}") from error
+
+
 @app.command("slurm")
-@with_options(ScaleOptions, backlog=2, interval=10.0, output=SlurmOutput)
-def scale_slurm(
-    target: Target,
-    arguments: SbatchOptions = None,
-    *,
-    options: ScaleOptions,
-    worker_options: WorkerOptions = "",
-    name: Name = None,
-) -> None:
+@with_options(SlurmOptions, backlog=2, interval=10.0, output=SlurmOutput)
+def scale_slurm(target: Target, arguments: SbatchOptions = None, *, options: SlurmOptions) -> None:
     """Submit batch jobs with workers to Slurm while tasks wait for them.
 
-    sbatch checks one first, and refuses what Slurm cannot run. Ctrl-C ends the command; its batch jobs go on,
+    Slurm checks one first, and refuses what it cannot run. Ctrl-C ends the command; its batch jobs go on,
     and end when they are idle or when their time is over.
     """
     options.apply_log()
-    own = _worker_options(worker_options)
+    own = _worker_options(options.worker_options)
     check_worker_options(target, own)
     command = slurm_worker(
-        target, [*own, *options.label_words], idle=options.idle, per_allocation=options.per_allocation
+        target,
+        [*own, *options.label_words],
+        idle=options.idle,
+        per_allocation=options.per_allocation,
+        python=options.python,
     )
     room = option_of(own, "--room")
-    launcher = SlurmLauncher(command, target, _sbatch_options(arguments), options.output, room)
-    prefix = _prefix(name, options, target, room)
+    launcher = SlurmLauncher(command, target, options.transport(_sbatch_options(arguments)), room)
+    prefix = _prefix(options.name, options, target, room)
     run_scaler(launcher, options, Start(prefix, _SUBMIT_SECONDS, concurrency_of(own)))
 
 

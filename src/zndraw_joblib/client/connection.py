@@ -28,6 +28,11 @@ _LOOPBACK_ADDRESS = "127.0.0.1"
 _LOOPBACK = {"localhost", _LOOPBACK_ADDRESS, "::1"}
 
 
+def is_loopback(host: str) -> bool:
+    """Return whether a host is this machine."""
+    return host in _LOOPBACK
+
+
 class ApiManager(Protocol):
     """A host's HTTP client, its identity, and its errors.
 
@@ -63,7 +68,7 @@ class _Access:
         self._url = url.rstrip("/")
         self._token = token
         # A proxy of the environment must not get the token of a server on this machine.
-        self._is_remote = httpx.URL(url).host not in _LOOPBACK
+        self._is_remote = not is_loopback(httpx.URL(url).host)
         self._options: dict[str, Any] = {
             "timeout": httpx.Timeout(timeout, connect=min(timeout, _CONNECT_SECONDS)),
             "limits": httpx.Limits(max_connections=None),
