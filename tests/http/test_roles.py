@@ -12,7 +12,7 @@ import httpx
 import pytest
 from databases import on_both
 from fastapi import FastAPI, Header
-from rest import V1, expect_problem, register
+from rest import V1, expect_problem, register, submit
 from test_one_room import (
     OPERATIONS,
     SCHEDULE,
@@ -28,6 +28,7 @@ from test_one_room import (
 
 from zndraw_joblib import Identity, JobLib
 from zndraw_joblib.server.db.engine import open_database
+from zndraw_joblib.server.http.admin import MAX_ROOMS
 from zndraw_joblib.server.process.settings import JobLibSettings
 from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.names import GLOBAL
@@ -288,6 +289,63 @@ async def test_lists_without_a_room_have_all_rooms_of_the_caller(world: World) -
     assert (found, workers["total"]) == ({world.own.worker_id: 1, annex.worker_id: 1}, 2)
     response = await viewer.get(f"{V1}/statistics", params={"tag": "x"})
     assert "query.room" in expect_problem(response, 422, "invalid-request")["detail"]
+
+
+async def use_room(user: httpx.AsyncClient, room: str) -> str:
+    """Give a room a task, a group and a schedule. Return the worker of its job."""
+    job = await register(user, room=room)
+    await submit(user, job, room)
+    await user.post(f"{V1}/groups", json={"room": room})
+    body = {"job": job["full_name"], "every_seconds": 3600}
+    assert (await user.put(f"{V1}/rooms/{room}/schedules/daily", json=body)).status_code == 201
+    worker_id: str = job["worker_id"]
+    return worker_id
+
+
+async def rooms_of_lists(client: httpx.AsyncClient, headers: dict[str, str]) -> list[set[str]]:
+    """Return the rooms of the first two items of some lists, each read in two parts."""
+    rooms = []
+    for path, room_of in (("/tasks", "room_id"), ("/groups", "room"), ("/schedules", "room_id")):
+        items, query = [], {"limit": 1}
+        for _ in range(2):
+            part = (await client.get(f"{V1}{path}", params=query, headers=headers)).json()
+            items += part["items"]
+            query["cursor"] = part["next"]
+        rooms.append({item[room_of] for item in items})
+    return rooms
+
+
+@on_both
+async def test_a_caller_with_very_many_rooms_lists_all_or_names_some(world: World) -> None:
+    """A host or a provider of identities may give so many: a list has a bound, no error of a database."""
+    rooms = [f"r{number:03}" for number in range(MAX_ROOMS + 1)]
+    olga, ends = world.users["olga"], (rooms[0], rooms[-2])
+    for room in ends:
+        worker_id = await use_room(olga, room)
+    params: dict[Any, dict[str, Any]] = {
+        ops.FIND_IDS: {"prefix": "0000"},
+        ops.GET_STATISTICS: {"job": f"{ends[0]}:modifiers:Rotate"},
+        ops.SEARCH_TASKS: {"status": ["pending", "running"], "job": f"{ends[0]}:modifiers:Rotate"},
+    }
+    refused, bulk = 0, {"action": "cancel", "filter": {}}
+    for number, statuses in ((MAX_ROOMS, {200, 403}), (MAX_ROOMS + 1, {200, 403, 422})):
+        headers = {"X-Id": json.dumps([["operator"], rooms[:number]])}
+        for row in SORTED:
+            if row.method != "GET" or "{" in row.template or row is ops.FOLLOW_OVERVIEW:
+                continue
+            response = await olga.get(f"{V1}{row.template}", params=params.get(row), headers=headers)
+            assert response.status_code in statuses, (row.name, response.text)
+            assert response.status_code == 200 or len(response.text) < 1000
+            if response.status_code == 422:
+                assert "`room` (--room)" in expect_problem(response, 422, "invalid-request")["detail"]
+                refused += 1
+        preview = await olga.post(f"{V1}/tasks/bulk/preview", json=bulk, headers=headers)
+        assert preview.status_code in statuses - {403}, preview.text
+    assert refused > 5
+    headers = {"X-Id": json.dumps([["operator"], rooms[:MAX_ROOMS]])}
+    assert await rooms_of_lists(olga, headers) == [set(ends)] * 3
+    claimed = await olga.post(f"{V1}/tasks/claim", json={"worker_id": worker_id}, headers=headers)
+    assert claimed.status_code == 403  # another user's worker
 
 
 async def test_patterns_of_jobs_hold_for_jobs_without_a_worker(app: FastAPI) -> None:

@@ -593,7 +593,7 @@ async def permitted_caller(request: Request, operation: Operation[Any]) -> Ident
         if not operation.access & (Access.ROOM_WRITE | Access.NAMED_ROOMS):
             raise Forbidden(
                 "Not authorized: this is about all rooms, and the caller has rights in "
-                f"{', '.join(sorted(identity.rooms or ()))} only. Name one of these rooms in an operation of "
+                f"{rules_transitions.own_rooms(identity)} only. Name one of these rooms in an operation of "
                 "a room, or use a token that was created without `--rooms`"
             )
     return identity

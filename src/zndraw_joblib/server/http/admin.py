@@ -132,18 +132,27 @@ QueryCounted = Annotated[
 QueryRooms = Annotated[list[str], Parameter(_read_rooms, room=(Annotated[Names, Query()], []))]
 
 
+# The statement of a list has a part for each room, and SQLite takes 500 parts.
+MAX_ROOMS = 200
+
+
 async def allowed_rooms(
     request: Request, caller: Identity, rooms: list[str], guard: Guard = verify_readable_room
 ) -> list[str]:
     """Return the rooms that a request names after the host's guards have passed; superusers may use all.
 
-    A caller with rights in some rooms that names none means these. Raises `Forbidden` for others that name
-    none, and for a reserved room that is not the caller's.
+    A caller with rights in some rooms that names none means these; raises `InvalidRequest` if these are too
+    many. Raises `Forbidden` for others that name none, and for a reserved room that is not the caller's.
     """
     if caller.is_superuser:
         return rooms
     own = caller.rooms or ()
     rooms = rooms or sorted(own)
+    if len(rooms) > MAX_ROOMS:
+        raise InvalidRequest(
+            f"room: the caller has rights in {len(rooms)} rooms, and one request is about at most "
+            f"{MAX_ROOMS} of them; name rooms with `room` (--room)"
+        )
     if not rooms:
         raise Forbidden("Not authorized: only superusers may use all rooms; name rooms with `room` (--room)")
     if reserved := RESERVED.intersection(rooms).difference(own):

@@ -78,12 +78,16 @@ def check_sees(caller: Identity, owner_id: str | None, what: str) -> None:
 
 def outside_rooms(caller: Identity, room_id: str) -> Forbidden:
     """Return the refusal of a caller that has rights in other rooms only."""
-    own = sorted(caller.rooms or ())
-    shown = ", ".join(own[:_MAX_SHOWN]) + (", ..." if own[_MAX_SHOWN:] else "")
     return Forbidden(
-        f"Not authorized in room {room_id!r}: the caller has rights in {shown or 'no room'} only. Use a "
+        f"Not authorized in room {room_id!r}: the caller has rights in {own_rooms(caller)} only. Use a "
         f"token that was created with `--rooms {room_id}`, or give the user this room"
     )
+
+
+def own_rooms(caller: Identity) -> str:
+    """Return the first rooms in which a caller has rights, as a refusal names them."""
+    own = sorted(caller.rooms or ())
+    return ", ".join(own[:_MAX_SHOWN]) + (", ..." if own[_MAX_SHOWN:] else "") or "no room"
 
 
 def other_task(caller: Identity, id_: UUID, kind: str = "task") -> Forbidden:
