@@ -1,21 +1,26 @@
 """Tasks that take several slots: a worker gets them when these are free, before cheaper tasks behind them."""
 
 import asyncio
+from collections.abc import Collection
 from datetime import timedelta
 from functools import partial
+from math import inf
 from typing import Any
 from uuid import uuid4
 
 import pytest
 from cachetools import TTLCache
-from replica import ManualClock, Replica, wait_until_waiting
+from replica import OWNER, ManualClock, Replica, wait_until_waiting
 from waiting import until
 
-from zndraw_joblib.server.admin import rules_findings, sql_figures
+from zndraw_joblib.server.admin import rules_findings, sql_figures, sql_operators
+from zndraw_joblib.server.admin.sql_operators import TokenRights
 from zndraw_joblib.server.db.tables import Job
+from zndraw_joblib.server.process.ports import Identity
+from zndraw_joblib.server.process.waiters import CallerAccess
 from zndraw_joblib.server.queue import rules_history, rules_slots, rules_workers, sql_slots
 from zndraw_joblib.server.runtime import runtime
-from zndraw_joblib.wire.messages import EmptyReason, JobResponse, TaskResponse, WorkerInfo
+from zndraw_joblib.wire.messages import EmptyReason, JobResponse, TaskClaimRequest, TaskResponse, WorkerInfo
 from zndraw_joblib.wire.problems import InvalidRequest
 from zndraw_joblib.wire.statuses import TaskStatus
 
@@ -117,6 +122,44 @@ async def test_a_costly_task_is_not_passed_over_for_ever(
     claimed = await second.claim_task(job.worker_id)
     assert (claimed.id, claimed.cost) == (costly.id, 4)
     assert (await first.claim_task(other.worker_id)).id == later[1].id
+
+
+@pytest.mark.parametrize("by", ["token", "guard"])
+async def test_a_worker_that_may_not_serve_the_room_keeps_no_slots(pair: list[Replica], by: str) -> None:
+    """Its token has lost the room, or a host's guard refuses it: another worker keeps its slots at once."""
+    first, second = pair
+    ann = Identity("ann", is_superuser=False)
+    job = await worker(first, 4, room="lab")
+    other = await worker(first, 4, room="lab", by=ann)
+    outside = await first.register("Flip", "annex", by=ann, worker=other.worker_id)
+    for _ in range(2):
+        await first.submit(job)
+    for of, user in ((job, OWNER), (other, ann)):
+        await first.claim_task(of.worker_id, by=user)
+    # The refused worker would be the one with most free slots.
+    await first.submit(job)
+    await first.claim_task(job.worker_id)
+    await first.submit(job, cost=4)
+    later, elsewhere = await first.submit(job), await first.submit(outside, room="annex")
+    if by == "token":
+        rights = TokenRights(["worker"], ["annex"])
+        add = partial(sql_operators.add_token, name="ann", digest="d", is_superuser=False, rights=rights)
+        assert await second.runtime.write(add)
+    replicas = pair if by == "token" else [first]
+    access = CallerAccess("ann", lambda: refuse({"lab"}), inf)
+    for replica in replicas:
+        if by == "guard":
+            request = TaskClaimRequest(worker_id=other.worker_id)
+            got = (await replica.runtime.claim(ann, request, access=access)).task
+            assert got is not None
+            assert got.id == elsewhere.id
+        claimed = await replica.claim(job.worker_id)
+        assert claimed is None, (replica, later)
+
+
+async def refuse(rooms: Collection[str]) -> Collection[str]:
+    """Return the rooms that a guard refuses."""
+    return frozenset(rooms)
 
 
 async def test_an_old_backlog_does_not_drain_all_workers(timed: Replica, clock: ManualClock) -> None:

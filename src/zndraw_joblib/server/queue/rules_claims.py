@@ -371,6 +371,8 @@ class _OpenQueues:
             if head.cost is None or head.cost <= free:
                 if head.job_id in demand:
                     fitting[head.job_id] = demand[head.job_id]
+            elif head.room_id in item.refused_rooms:
+                self._reservations.pass_over(head.job_id, item.worker_id)
             elif item.is_open_to_worker(head):
                 passed.add(head.job_id)
                 about = self._tx, head, item.worker_id, item.order.room_cap

@@ -103,7 +103,9 @@ async def _in_slots(tx: Transaction, task: TaskRecord, loads: Sequence[WorkerLoa
         return None
     of_queue = await sql_slots.of_workers(tx, task.job_id)
     ids = {load.id for load in loads}
-    workers = sql_slots.most_free([row for row in of_queue if row.worker_id in ids])
+    workers = sql_slots.most_free(
+        [row for row in of_queue if row.worker_id in ids and row.may_serve(task.job.room_id)]
+    )
     if not workers or workers[0].free >= cost:
         return None
     first = workers[0]

@@ -33,6 +33,8 @@ from zndraw_joblib.server.queue.sql_task_rows import Place
 _ONE_MORE_AFTER = timedelta(minutes=1)
 # The queues whose workers a server keeps, and for how many seconds.
 _CACHED_QUEUES, _CACHED_SECONDS = 10_000, 1.0
+# A claim that waits is checked more often than this.
+_REFUSED_SECONDS = 15.0
 # The most workers of a queue that are read. All servers read the same ones.
 _MAX_WORKERS = 1000
 # The rooms that are read for the first task of one that is open; a later number, if their rows are outdated.
@@ -83,6 +85,8 @@ class Reservations:
         self._first: TTLCache[UUID, list[Place]] = TTLCache(_CACHED_QUEUES, _CACHED_SECONDS)
         # By queue, also for the tasks that become the first ones meanwhile; those with most free slots first.
         self._workers: TTLCache[UUID, list[UUID]] = TTLCache(_CACHED_QUEUES, _CACHED_SECONDS)
+        # Queues and workers whose claims the room's guard of a host has refused lately.
+        self._refused: TTLCache[tuple[UUID, UUID], None] = TTLCache(_CACHED_QUEUES, _REFUSED_SECONDS)
 
     async def kept_for(
         self, tx: Transaction, head: QueueHead, worker_id: UUID, room_cap: int | None
@@ -103,8 +107,14 @@ class Reservations:
         workers = self._workers.get(head.job_id)
         if workers is None:
             workers = self._workers[head.job_id] = await _most_free(tx, head)
+        if self._refused:
+            workers = [one for one in workers if (head.job_id, one) not in self._refused]
         number = 1 + max(0, (now - since) // _ONE_MORE_AFTER)
         return Kept(first, head.job_id) if worker_id in workers[:number] else None
+
+    def pass_over(self, queue_id: UUID, worker_id: UUID) -> None:
+        """Let others keep slots for a queue from which a claim of a worker may get nothing."""
+        self._refused[queue_id, worker_id] = None
 
     def forget_first(self, queue_ids: Iterable[UUID]) -> None:
         """Read again which task of these queues is the first one that limits allow."""
@@ -123,12 +133,14 @@ class Reservations:
 
 
 async def _most_free(tx: Transaction, head: QueueHead) -> list[UUID]:
-    """Return the workers of a queue that have too few free slots for its tasks, those with most first."""
+    """Return the workers of a queue that have too few free slots for its tasks, those with most first.
+
+    A worker whose token may no longer serve the room of the job gets none of them, however long it waits.
+    """
     cost = head.cost or 1
     rows: list[SlotsOf] = await sql_slots.of_workers(tx, head.job_id, _MAX_WORKERS)
-    return [
-        row.worker_id for row in sql_slots.most_free([row for row in rows if row.free < cost <= row.slots])
-    ]
+    full = [row for row in rows if row.free < cost <= row.slots and row.may_serve(head.room_id)]
+    return [row.worker_id for row in sql_slots.most_free(full)]
 
 
 async def _first_allowed(tx: Transaction, head: QueueHead, room_cap: int | None) -> Place | None:

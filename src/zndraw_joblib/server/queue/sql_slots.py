@@ -4,8 +4,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 from uuid import UUID
 
+from pydantic_core import from_json
+
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.statements import INTEGER, UUID_TYPE, statement
+from zndraw_joblib.server.process.ports import Identity
 from zndraw_joblib.server.queue.sql_task_rows import TASK_IS_HELD
 
 # A worker that does not say its slots has one.
@@ -22,11 +25,25 @@ class HeldTasks(NamedTuple):
 
 
 class SlotsOf(NamedTuple):
-    """A worker of a queue, its slots, and how many of them the tasks that it holds take."""
+    """A worker of a queue, its slots, and how many of them the tasks that it holds take.
+
+    The rest is of the token of its owner, if the server has it: `roles` and `rooms` are lists as JSON.
+    """
 
     worker_id: UUID
     slots: int
     taken: int
+    owner_id: str
+    is_superuser: bool | None
+    roles: str | None
+    rooms: str | None
+
+    def may_serve(self, room_id: str) -> bool:
+        """Return whether its owner may still serve jobs of a room; a host's guards are not asked."""
+        if self.is_superuser is None:
+            return True
+        roles, rooms = [None if text is None else from_json(text) for text in (self.roles, self.rooms)]
+        return Identity(self.owner_id, self.is_superuser, roles, rooms).limited().serves(room_id)
 
     @property
     def free(self) -> int:
@@ -54,13 +71,14 @@ SELECT queue_worker.id, queue_worker.slots, CAST(coalesce((
     SELECT sum(coalesce(joblib_job.cost, 1))
     FROM joblib_task JOIN joblib_job ON joblib_job.id = joblib_task.job_id
     WHERE {TASK_IS_HELD} AND joblib_task.worker_id = queue_worker.id
-), 0) AS integer) AS taken
+), 0) AS integer) AS taken,
+    queue_worker.owner_id, joblib_token.is_superuser, joblib_token.roles, joblib_token.rooms
 FROM (
-    SELECT joblib_worker.id, {SLOTS} AS slots
+    SELECT joblib_worker.id, joblib_worker.owner_id, {SLOTS} AS slots
     FROM joblib_worker_job JOIN joblib_worker ON joblib_worker.id = joblib_worker_job.worker_id
     WHERE joblib_worker_job.job_id = :job_id AND NOT joblib_worker.draining
     ORDER BY joblib_worker.id LIMIT :limit
-) AS queue_worker
+) AS queue_worker LEFT JOIN joblib_token ON joblib_token.name = queue_worker.owner_id
 """,
     *SlotsOf._fields,
     slots=INTEGER,
