@@ -314,8 +314,10 @@ class JobFunction(ModelMetaclass, Generic[Call, Payload, Result]):
     def task(cls, *args: Payload.args, **kwargs: Payload.kwargs) -> Extension:
         """Return a task of the job, to submit: the arguments are those of the function.
 
-        What the worker adds, the running task and `vis`, is left out. Raises TypeError for arguments that
-        the function does not take, and pydantic's ValidationError for values of a wrong type.
+        What the worker adds, the running task and `vis`, is left out. If a type checker reports the running
+        task as missing here, make it the first parameter of the function, or give it the default None: types
+        cannot remove another one. Raises TypeError for arguments that the function does not take, and
+        pydantic's ValidationError for values of a wrong type.
         """
         try:
             payload = cls.__job_signature__.payload.bind(*args, **kwargs).arguments
