@@ -273,8 +273,12 @@ async def test_who_may_register_a_job_with_a_schedule(
         *((name, "lab", hourly, 200, "wes") for name in ("kim", "only", "jit")),
         ("admin", "lab", daily, 200, "admin"),
         ("wes", "lab", hourly, 403, "admin"),
-        ("wes", "@global", daily, 403, None),
-        ("admin", "@global", daily, 201, "admin"),
+        ("only", "@global", daily, 403, None),
+        ("wes", "@global", daily, 201, "wes"),
+        ("kim", "@global", hourly, 403, "wes"),
+        ("wes", "@global", hourly, 200, "wes"),
+        ("admin", "@global", daily, 200, "admin"),
+        ("wes", "@global", hourly, 403, "admin"),
         ("wes", "@global", daily, 200, "admin"),
     ):
         body = {**JOB, "schedule": schedule}

@@ -33,7 +33,7 @@ from zndraw_joblib.server.queue.rules_tasks import Submission
 from zndraw_joblib.server.queue.sql_schedules import LiveTasks, ScheduleRecord
 from zndraw_joblib.wire.masks import ALL_PATHS, joined_paths, without_secrets
 from zndraw_joblib.wire.messages import JobResponse, PaginatedResponse, TaskResponse, TaskSubmitRequest
-from zndraw_joblib.wire.names import RESERVED, JobName
+from zndraw_joblib.wire.names import GLOBAL, RESERVED, JobName
 from zndraw_joblib.wire.problems import (
     Conflict,
     Forbidden,
@@ -229,19 +229,22 @@ async def register_job(
             await put_of_job(tx, schedule)
         elif current is None or current.spec != _spec(schedule.times):
             raise Forbidden(
-                f"Not authorized: schedule: {reason}. Register the job without it; or let an operator of the "
-                f"room write it, with 'zndraw-joblib schedules put {schedule.name} {schedule.job} --room "
-                f"{schedule.room_id}' and the same times, and then register the job with it"
+                f"Not authorized: schedule: {reason}. Register the job without it. An operator of the room "
+                f"may then write it, with 'zndraw-joblib schedules put {schedule.name} {schedule.job} --room "
+                f"{schedule.room_id}' and the same times; after that the job may be registered with it"
             )
     return result
 
 
 def _reason_to_refuse(item: NewSchedule, current: ScheduleRecord | None) -> str | None:
-    """Return why the caller may not write the schedule of a job that it registers; None if it may."""
+    """Return why the caller may not write the schedule of a job that it registers; None if it may.
+
+    A role that serves ``@global`` writes those of its own jobs there: any user may submit their tasks.
+    """
     caller, room_id = item.caller, item.room_id
     if caller.operates(room_id):
         return None
-    if room_id in RESERVED:
+    if room_id in RESERVED and not (room_id == GLOBAL and caller.serves(GLOBAL)):
         return f"only operators of {room_id} may write its schedules"
     if caller.worker is not None:
         return "a token that was issued for workers writes no schedules, which would outlive it"
