@@ -230,3 +230,23 @@ def test_what_keeps_tasks_from_being_counted_is_named(cluster: Cluster) -> None:
     wrong = ("--", "--exekutor", "process")
     refused = cluster.program.error_of("scale", "local", "jobs.py", *options, *wrong, code=2)
     assert "The options of worker: No such option: --exekutor" in refused
+
+
+def test_slurmrestd_that_cannot_be_used_is_named(cluster: Cluster) -> None:
+    """A wrong URL, no token, no slurmrestd there, and another server; the token is in no message."""
+    program = cluster.program
+    options = ("scale", "slurm", "jobs.py", "--max-workers", "1", "--dry-run")
+    assert "so add --rest URL" in program.error_of(*options, "--rest-token-file", "token", code=2)
+    assert "must be like http://host:6820" in program.error_of(*options, "--rest", "host:6820", code=2)
+    rest = (*options, "--rest", "http://127.0.0.1:9")
+    assert "SLURM_JWT has no token for Slurm: put the one of" in program.error_of(*rest, code=2)
+    program.env["SLURM_JWT"] = "e30.e30.secret"
+    assert "--rest: --wait cannot be sent" in program.error_of(*rest, "--", "--wait", code=2)
+    down = program.error_of(*rest)
+    assert "No allocation can be started: slurmrestd at http://127.0.0.1:9 cannot be reached" in down
+    program.env["SLURM_RESTD_URL"] = cluster.server.url
+    other = program.error_of(*options)
+    assert (
+        f"slurmrestd at {cluster.server.url} has none of the supported versions of its API: v0.0.45," in other
+    )
+    assert "secret" not in down + other

@@ -280,10 +280,11 @@ class SlurmOptions(ScaleOptions):
             return SlurmCommands(arguments, self.output)
         token = SlurmToken(self.rest_token_file)
         try:
+            transport = SlurmRest(self.rest, arguments, self.output, token)
             token.read()
-            return SlurmRest(self.rest, arguments, self.output, token)
         except (LauncherError, ValueError) as error:
             raise UsageError(f"--rest: {error}") from error
+        return transport
 
 
 @app.command("slurm")
