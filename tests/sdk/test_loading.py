@@ -81,10 +81,11 @@ def test_each_loading_error_has_its_class_and_text(
     """Each mistake has an exception class and a sentence."""
     for target, source, error, text in [
         ("absent_module", None, TargetMissing, "There is no module 'absent_module'"),
-        ("absent.py", None, TargetMissing, "There is no file 'absent.py'"),
+        ("absent.py", None, TargetMissing, r"There is no file 'absent.py': .* has no Python file"),
         ("broken_syntax", "def (", TargetBroken, "not valid Python"),
         ("broken_import", "import absent_library", TargetBroken, "No module named 'absent_library'"),
         ("broken_body", "1 / 0", TargetBroken, "ZeroDivisionError"),
+        ("broken_bodi.py", None, TargetMissing, r"'broken_bodi.py' \(did you mean 'broken_body.py'\?\)"),
         ("empty_module", "from sdk.jobs import Add", NothingToServe, "defines no extension"),
     ]:
         with subtests.test(target=target, source=source, error=error, text=text):

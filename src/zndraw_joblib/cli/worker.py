@@ -31,7 +31,14 @@ from zndraw_joblib.client.job_client import JobClient
 from zndraw_joblib.client.rest import TaskRest
 from zndraw_joblib.client.retry import is_unreachable
 from zndraw_joblib.jobs.extensions import PolicyOptions, job_room_of, policy_of
-from zndraw_joblib.jobs.loading import CannotLoad, load_context, load_executor, load_extensions, location_of
+from zndraw_joblib.jobs.loading import (
+    CannotLoad,
+    load_context,
+    load_executor,
+    load_extensions,
+    location_of,
+    missing_file_text,
+)
 from zndraw_joblib.jobs.logs import LogConfig, LogFormat, LogThreshold
 from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.messages import MAX_BATCH, MAX_WORKER_NAME, WorkerInfo
@@ -459,7 +466,7 @@ def _folders(target: str, more: list[Path], *, is_reloaded: bool) -> list[Path]:
             raise UsageError("--reload-dir needs --reload: without it nothing is reloaded")
         return []
     if target.endswith(".py") and not Path(target).is_file():
-        raise CommandError(f"There is no file {target!r}")
+        raise CommandError(missing_file_text(target))
     try:
         import_watchfiles()
     except CannotWatch as error:

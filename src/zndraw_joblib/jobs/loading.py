@@ -13,8 +13,10 @@ from types import ModuleType
 from typing import Any
 
 from zndraw_joblib.jobs.extensions import check_job
+from zndraw_joblib.wire.names import near_text
 
 log = logging.getLogger(__name__)
+_MAX_FILES = 5
 
 
 class CannotLoad(Exception):
@@ -92,12 +94,22 @@ def load_executor(target: str) -> Callable[[], Executor]:
     return load_context(target)
 
 
+def missing_file_text(target: str) -> str:
+    """Return the text of an error for a file of jobs that does not exist, with those that its folder has."""
+    folder = Path(target).resolve().parent
+    names = sorted(path.name for path in folder.glob("*.py")) if folder.is_dir() else []
+    near = near_text(Path(target).name, names)
+    shown = ", ".join(names[:_MAX_FILES]) + (", …" if len(names) > _MAX_FILES else "")
+    has = f": {folder} has {shown}" if names else f": {folder} has no Python file"
+    return f"There is no file {target!r}{near or has}"
+
+
 def load_module(target: str) -> ModuleType:
     """Import a module by its name, or a ``.py`` file by its path. Raises `CannotLoad`."""
     is_file = target.endswith(".py")
     path = Path(target).resolve()
     if is_file and not path.is_file():
-        raise TargetMissing(f"There is no file {target!r}")
+        raise TargetMissing(missing_file_text(target))
     folder = str(path.parent) if is_file else str(Path.cwd())
     if folder not in sys.path:
         sys.path.insert(0, folder)

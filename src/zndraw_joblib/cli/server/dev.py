@@ -15,6 +15,7 @@ from typing import Any
 from zndraw_joblib.cli.display import CommandError, UsageError, logs_json, print_note, warn_of_unknown
 from zndraw_joblib.cli.server import database, processes, serve, tokens
 from zndraw_joblib.client import connection
+from zndraw_joblib.jobs.loading import missing_file_text
 from zndraw_joblib.jobs.logs import LogConfig
 from zndraw_joblib.server.db import schema
 from zndraw_joblib.server.process.settings import ServerSettings
@@ -75,7 +76,7 @@ def _check(options: DevOptions) -> None:
         )
     target = options.target
     if target is not None and target.endswith(".py") and not Path(target).is_file():
-        raise CommandError(f"There is no file {target!r}")
+        raise CommandError(missing_file_text(target))
 
 
 def _folders(options: DevOptions) -> list[Path]:
