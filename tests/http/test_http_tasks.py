@@ -146,10 +146,15 @@ async def test_the_errors_of_a_submission_have_an_order(client: httpx.AsyncClien
     expect_problem(await ada.post(f"{url}/lab:modifiers:X", json={}), 404, "job-not-found")
     body = expect_problem(await ada.post(f"{url}/Rotate", json={}), 404, "job-not-found")
     assert body["detail"].startswith("Invalid job name format: ")
+    assert body["detail"].endswith(", such as @global:jobs:Rotate")
     response = await ada.post(f"{url}/{inside['full_name']}", json={})
     expect_problem(response, 503, "internal-job-not-configured")
     glob = await register(client, schema={"required": ["x"]})
-    expect_problem(await ada.post(f"{url}/{glob['full_name']}", json={}), 422, "invalid-payload")
+    body = expect_problem(await ada.post(f"{url}/{glob['full_name']}", json={"x": 1}), 422, "invalid-payload")
+    assert body["detail"].endswith(
+        'required property. The body has no field "payload", which holds the fields of the job'
+    )
+    assert [fault["pointer"] for fault in body["errors"]] == [""]
     assert (await ada.get(url)).json()["total"] == 0
 
 

@@ -98,7 +98,9 @@ def rooms_with_frames(full_names: Iterable[str]) -> set[str]:
 def _parse(full_name: str, what: str, missing: type[NotFound]) -> JobName:
     parts = full_name.split(":", 2)
     if len(parts) != len(JobName._fields):
-        raise missing(f"Invalid {what.lower()} name format: {full_name[:200]!r} is not room:category:name")
+        text = f"Invalid {what.lower()} name format: {full_name[:200]!r} is not room:category:name"
+        example = f"{GLOBAL}:{DEFAULT_CATEGORY}:{full_name}"
+        raise missing(f"{text}, such as {example}" if is_name(full_name) else text)
     name = JobName(*parts)
     if not (_is_room(name.room_id) and is_name(name.category) and is_name(name.name)):
         raise missing(f"{what} {full_name[:400]!r} not found")

@@ -73,7 +73,13 @@ from zndraw_joblib.wire.messages import (
 )
 from zndraw_joblib.wire.names import INTERNAL, JobName, parse_job_name
 from zndraw_joblib.wire.operations import PREFIX
-from zndraw_joblib.wire.problems import DuplicateTask, Forbidden, ProblemException, TaskNotFound
+from zndraw_joblib.wire.problems import (
+    DuplicateTask,
+    Forbidden,
+    InvalidPayload,
+    ProblemException,
+    TaskNotFound,
+)
 from zndraw_joblib.wire.progress import MAX_LINE_NUMBER, MAX_LOG_LINES
 from zndraw_joblib.wire.scopes import Scope
 from zndraw_joblib.wire.statuses import TERMINAL, TaskStatus
@@ -169,11 +175,12 @@ async def submit_task(  # noqa: PLR0913 - one parameter each
         with submit_span(request, traceparent, name) as trace:
             item = queue.runtime.submission(caller, room_id, name, body, key, trace)
             item.payload_json = encoded
-            if name.room_id == INTERNAL:
-                task = await queue.dispatcher.submit(item)
-            else:
-                answer = await queue.runtime.submit(item)
-                task = answer.result if isinstance(answer, Repeat) else answer
+            with _naming_payload(body):
+                if name.room_id == INTERNAL:
+                    task = await queue.dispatcher.submit(item)
+                else:
+                    answer = await queue.runtime.submit(item)
+                    task = answer.result if isinstance(answer, Repeat) else answer
     headers = {"Location": f"{queue.prefix}{TASK_PATH}{task.id}", "Retry-After": "1", **tokens.headers}
     if task.duplicate:
         await check_duplicate(request, caller, room_id, task, body.payload)
@@ -183,6 +190,18 @@ async def submit_task(  # noqa: PLR0913 - one parameter each
     response = to_json(rules_answers.changed(task, payload={}), by_alias=True)
     content = response.replace(b'"payload":{}', b'"payload":%b' % encoded.encode(), 1)
     return JsonResponse(content, 202, headers)
+
+
+@contextmanager
+def _naming_payload(body: TaskSubmitRequest) -> Iterator[None]:
+    """Say in the refusal of a payload that the body has none: its fields may stand beside it."""
+    try:
+        yield
+    except InvalidPayload as problem:
+        if "payload" in body.model_fields_set:
+            raise
+        detail = f'{problem}. The body has no field "payload", which holds the fields of the job'
+        raise InvalidPayload(detail, **(problem.problem.model_extra or {})) from None
 
 
 def _set_parent(caller: Identity, task: TaskSubmitRequest) -> None:
