@@ -181,6 +181,8 @@ _REMEDIES = {
     "completed": "'zndraw-joblib task {id} --result' writes its result",
     "failed": "'zndraw-joblib task {id} --logs' prints its log; 'zndraw-joblib retry {id}' queues it again",
     "cancelled": "'zndraw-joblib retry {id}' queues it again",
+    "worker-lost": "its worker was killed, or left it; with worker_lost in retry_on and more max_attempts, "
+    "the job's policy repeats such tasks",
 }
 
 
