@@ -3,14 +3,15 @@
 import asyncio
 import time
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
 import pytest
 from databases import on_both
 from fastapi import FastAPI
-from rest import UNKNOWN_ID, V1, AsUser, expect_problem, register, submit
+from rest import UNKNOWN_ID, V1, AsUser, claim, expect_problem, register, report, submit
 
 from zndraw_joblib.server.http.access import QueueState
 from zndraw_joblib.server.http.requests import bytes_of_responses
@@ -130,23 +131,11 @@ async def test_one_user_leaves_responses_to_others(
     task = await submit(client, job, text=text)
     ada, bob = await as_user("ada"), await as_user("bob")
     url = f"{V1}/tasks/{task['id']}"
-    sent, is_taken = asyncio.Event(), asyncio.Event()
-
-    async def send(message: Any) -> None:
-        if message["type"] == "http.response.body":
-            sent.set()
-            await is_taken.wait()
-
-    unread = asyncio.create_task(app(scope_of(ada, url), asyncio.Event().wait, send))
-    await sent.wait()
-    refused = await ada.get(url)
-    assert "its share (max_share_per_user" in expect_problem(refused, 429, "too-many-requests")["detail"]
-    assert refused.headers["x-request-id"]
-    assert (await bob.get(url)).status_code == 200
-    # What has changed something is not refused.
-    assert (await submit(ada, job, text=text))["payload"] == {"text": text}
-    is_taken.set()
-    await unread
+    async with unread(app, ada.build_request("GET", url)):
+        refused = await ada.get(url)
+        assert "its share (max_share_per_user" in expect_problem(refused, 429, "too-many-requests")["detail"]
+        assert refused.headers["x-request-id"]
+        assert (await bob.get(url)).status_code == 200
     assert (await ada.get(url)).status_code == 200
     assert len(queue.response_bytes) == 0
 
@@ -183,3 +172,68 @@ def scope_of(client: httpx.AsyncClient, path: str) -> dict[str, Any]:
     scope = {"type": "http", "method": "GET", "path": path, "raw_path": path.encode(), "query_string": b""}
     scope |= {"http_version": "1.1", "scheme": "http", "headers": headers, "root_path": ""}
     return {**scope, "asgi": {"version": "3.0"}}
+
+
+@asynccontextmanager
+async def unread(app: FastAPI, request: httpx.Request) -> AsyncIterator[None]:
+    """Send a request whose client does not take the response in the block."""
+    sent, is_taken = asyncio.Event(), asyncio.Event()
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.body":
+            sent.set()
+            await is_taken.wait()
+
+    path = request.url.path
+    headers = [(name.lower(), value) for name, value in request.headers.raw]
+    scope = {"type": "http", "method": "GET", "path": path, "raw_path": path.encode(), "query_string": b""}
+    scope |= {"http_version": "1.1", "scheme": "http", "headers": headers, "root_path": ""}
+    sending = asyncio.create_task(app({**scope, "asgi": {"version": "3.0"}}, asyncio.Event().wait, send))
+    await sent.wait()
+    try:
+        yield
+    finally:
+        is_taken.set()
+        await sending
+
+
+async def downloads(client: httpx.AsyncClient) -> list[str]:
+    """Return the paths of the results of a group, and of tasks: two large results and a short one."""
+    job = await register(client)
+    group = (await client.post(f"{V1}/groups", json={"room": "lab"})).json()
+    urls = [f"{V1}/groups/{group['id']}/results"]
+    for size in (2 * 1024 * 1024, 100_000, 100):
+        task = await submit(client, job)
+        await claim(client, job["worker_id"])
+        await report(client, task, "running")
+        urls.append(f"{V1}/tasks/{task['id']}/result")
+        stored = await client.put(urls[-1], params={"attempt": 1}, content=bytes(size))
+        assert stored.status_code == 200
+        await report(client, task, "completed")
+    return urls
+
+
+async def test_one_user_leaves_downloads_to_others(
+    client: httpx.AsyncClient, app: FastAPI, as_user: AsUser
+) -> None:
+    """Stored results and lines of groups count until the client has taken them; short ones never do."""
+    queue: QueueState = app.state.joblib
+    queue.runtime.settings.max_downloads = 3
+    queue.runtime.settings.max_share_per_user = 0.7
+    *large, short = await downloads(client)
+    ada, bob, eve = [await as_user(name) for name in ("ada", "bob", "eve")]
+    async with (
+        unread(app, ada.build_request("GET", large[0])),
+        unread(app, ada.build_request("GET", large[1])),
+    ):
+        for url in large:
+            detail = expect_problem(await ada.get(url), 429, "too-many-requests")["detail"]
+            assert "max_share_per_user of max_downloads" in detail
+        assert [(await ada.get(short)).status_code, (await ada.head(large[1])).status_code] == [200, 200]
+        assert (await bob.get(large[2])).content == bytes(100_000)
+        async with unread(app, bob.build_request("GET", large[2])):
+            refused = await eve.get(large[1])
+            assert "max_downloads" in expect_problem(refused, 503, "service-unavailable")["detail"]
+            assert refused.headers["retry-after"]
+    assert len((await ada.get(large[1])).content) == 2 * 1024 * 1024
+    assert len(queue.downloads) == 0

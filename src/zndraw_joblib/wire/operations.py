@@ -388,7 +388,7 @@ UPDATE_GROUP = Operation("update_group", "PATCH", "/groups/{group_id}",
     problems=(*_GROUP, *_WRITABLE_ROOMS),
     for_task=ForTask.GROUP)
 READ_GROUP_RESULTS = Operation("read_group_results", "GET", "/groups/{group_id}/results",
-    "groups", Access.GROUP, Scope.READ, Effect.READ, bytes, problems=_GROUP,
+    "groups", Access.GROUP, Scope.READ, Effect.READ, bytes, problems=(*_GROUP, p.TooManyRequests),
     for_task=ForTask.GROUP)
 
 # Schedules.
@@ -505,7 +505,7 @@ UPLOAD_TASK_RESULT = Operation("upload_task_result", "PUT", "/tasks/{task_id}/re
     problems=(*_REPORT, *_UPLOAD, p.Conflict, p.ResultStoreFull),
     for_task=ForTask.OWN)
 READ_TASK_RESULT = Operation("read_task_result", "GET", "/tasks/{task_id}/result",
-    "results", Access.TASK_READ, Scope.READ, Effect.READ, bytes, problems=_RESULT,
+    "results", Access.TASK_READ, Scope.READ, Effect.READ, bytes, problems=(*_RESULT, p.TooManyRequests),
     for_task=ForTask.RELATED)
 HEAD_TASK_RESULT = Operation("head_task_result", "HEAD", "/tasks/{task_id}/result",
     "results", Access.TASK_READ, Scope.READ, Effect.READ, bytes, problems=_RESULT,

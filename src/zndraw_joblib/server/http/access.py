@@ -20,7 +20,14 @@ from zndraw_joblib.server.background.loops import Health, Metrics
 from zndraw_joblib.server.background.sweeper import Sweeper
 from zndraw_joblib.server.background.webhooks import Webhooks
 from zndraw_joblib.server.http.identity import BearerTokens, identity_dependency
-from zndraw_joblib.server.http.requests import QUEUE, bytes_of_bodies, bytes_of_responses, fresh_copy, solve
+from zndraw_joblib.server.http.requests import (
+    QUEUE,
+    bytes_of_bodies,
+    bytes_of_responses,
+    fresh_copy,
+    open_downloads,
+    solve,
+)
 from zndraw_joblib.server.internal.dispatcher import Dispatcher
 from zndraw_joblib.server.internal.registry import WorkerTokens
 from zndraw_joblib.server.process.ports import Identity, ResultBackend, UploadKey, identity_key
@@ -443,6 +450,11 @@ class QueueState(ABC):
     def response_bytes(self) -> SharedLimit:
         """The bytes of the large responses that this process is sending."""
         return bytes_of_responses(self.runtime.settings)
+
+    @cached_property
+    def downloads(self) -> SharedLimit:
+        """The downloads that this process is sending."""
+        return open_downloads(self.runtime.settings)
 
     @cached_property
     def _identify(self) -> Callable[[Request], Awaitable[Identity | None]]:

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 from uuid import UUID
 
 from fastapi import Query, Request, Response
-from fastapi.responses import StreamingResponse
 from pydantic_core import to_json
 
 from zndraw_joblib.server.http.access import (
@@ -19,7 +18,7 @@ from zndraw_joblib.server.http.access import (
     verify_writable_room,
 )
 from zndraw_joblib.server.http.requests import DisconnectWatcher, Omissible
-from zndraw_joblib.server.http.routing import Wait, json_response, serves
+from zndraw_joblib.server.http.routing import Download, Wait, json_response, serves
 from zndraw_joblib.server.process.ports import Identity, RequestKey
 from zndraw_joblib.server.queue import rules_groups, rules_jobs, rules_payloads, rules_transitions
 from zndraw_joblib.server.queue.rules_groups import GroupToMake
@@ -166,9 +165,7 @@ async def read_group_results(
             yield part.lines
             after = part.after
 
-    return StreamingResponse(
-        lines(), media_type="application/x-ndjson", headers={"Cache-Control": "no-store"}
-    )
+    return Download(lines(), media_type="application/x-ndjson", headers={"Cache-Control": "no-store"})
 
 
 async def _check_results(request: Request, caller: Identity, about: tuple[UUID, str, UUID | None]) -> None:

@@ -114,6 +114,18 @@ def bytes_of_responses(settings: JobLibSettings, max_bytes: int = MAX_RESPONSES_
     )
 
 
+def open_downloads(settings: JobLibSettings) -> SharedLimit:
+    """Return the limit of the responses of stored bytes and of lines that a process is sending."""
+    return SharedLimit(
+        "downloads",
+        "are under way",
+        lambda: settings.max_downloads,
+        lambda: settings.share_of_setting("max_downloads"),
+        ("max_downloads", "max_share_per_user"),
+        "take the bytes of one, or retry later",
+    )
+
+
 class HeldBytes:
     """The bytes of one request's body that count for a user until the end of the request."""
 

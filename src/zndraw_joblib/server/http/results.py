@@ -11,7 +11,6 @@ from urllib.parse import quote
 from uuid import UUID
 
 from fastapi import Header, Query, Request, Response
-from fastapi.responses import StreamingResponse
 from pydantic_core import to_json
 
 from zndraw_joblib.server.http.access import (
@@ -31,6 +30,7 @@ from zndraw_joblib.server.http.requests import (
     header_parameter,
 )
 from zndraw_joblib.server.http.routing import (
+    Download,
     NamedProvider,
     Paging,
     Parameter,
@@ -86,6 +86,8 @@ _CODE = frozenset(
         *("audioworklet", "paintworklet", "embed", "object"),
     }
 )
+# A shorter content counts as no download: a connection may keep so much of any response unsent.
+_SHORT_BYTES = 64 * 1024
 _RANGE = re.compile(r"bytes\s*=\s*(\d{0,18})\s*-\s*(\d{0,18})\s*", re.IGNORECASE)
 
 
@@ -139,8 +141,11 @@ async def _body(request: Request, stored: StoredBytes, part: _Part, headers: dic
     if request.method == "HEAD":
         return Response(headers={**headers, "Content-Length": str(part.length)})
     if part.length <= PART_BYTES:
-        return Response(b"".join([chunk async for chunk in chunks]), headers=headers)
-    return StreamingResponse(chunks, headers={**headers, "Content-Length": str(part.length)})
+        content = b"".join([chunk async for chunk in chunks])
+        if part.length <= _SHORT_BYTES:
+            return Response(content, headers=headers)
+        chunks = stores.stream(content)
+    return Download(chunks, headers={**headers, "Content-Length": str(part.length)})
 
 
 def _is_current(request: Request, etag: str) -> bool:

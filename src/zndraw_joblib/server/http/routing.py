@@ -27,6 +27,7 @@ from uuid import UUID
 
 from fastapi import Depends, FastAPI, Header, Path, Query, Request, Response, params
 from fastapi.exceptions import RequestValidationError
+from fastapi.responses import StreamingResponse
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import from_json
@@ -76,6 +77,7 @@ from zndraw_joblib.server.http.requests import (
     solve,
 )
 from zndraw_joblib.server.process.ports import CursorPage, Page, RequestKey
+from zndraw_joblib.server.process.shared_limit import SharedLimit
 from zndraw_joblib.server.runtime.problem_responses import (
     MAX_LISTED_ERRORS,
     as_problem,
@@ -755,21 +757,50 @@ class JsonResponse(Response):
         if queue is None or caller is None or scope["method"] not in _SAFE:
             await super().__call__(scope, receive, send)
             return
+        held = HeldResponse(queue.response_bytes, queue.prefix, caller.id, len(self.body))
+        await held.send(self, super().__call__, (scope, receive, send))
+
+
+class HeldResponse(NamedTuple):
+    """What a response takes of a limit until its client has taken it."""
+
+    limit: SharedLimit
+    prefix: str
+    user: str
+    amount: int = 1
+
+    async def send(
+        self, response: Response, app: Callable[..., Awaitable[None]], asgi: tuple[Scope, Receive, Send]
+    ) -> None:
+        """Send a response by `app`, or the problem of the limit in its place."""
+        scope, _, send = asgi
         try:
-            queue.response_bytes.take(caller.id, len(self.body))
+            self.limit.take(self.user, self.amount)
         except ProblemException as problem:
-            refusal = problem_response(problem, queue.prefix)
-            refusal.raw_headers += [header for header in self.raw_headers if header[0] == REQUEST_ID_HEADER]
-            await refusal(scope, receive, send)
+            refusal = problem_response(problem, self.prefix)
+            refusal.raw_headers += [
+                header for header in response.raw_headers if header[0] == REQUEST_ID_HEADER
+            ]
+            await refusal(*asgi)
             return
         try:
-            await super().__call__(scope, receive, send)
+            await app(*asgi)
             # uvicorn keeps what the client has not taken.
             cycle: Any = getattr(scope.get(SEND, send), "__self__", None)
             if (flow := getattr(cycle, "flow", None)) is not None:
                 await flow.drain()
         finally:
-            queue.response_bytes.give_back(caller.id, len(self.body))
+            self.limit.give_back(self.user, self.amount)
+
+
+class Download(StreamingResponse):
+    """A response that counts as a download of its caller until the client has taken it."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the response, if the downloads of the caller may be one more."""
+        queue, caller = scope[QUEUE], scope[CALLER]
+        held = HeldResponse(queue.downloads, queue.prefix, caller.id)
+        await held.send(self, super().__call__, (scope, receive, send))
 
 
 class _JoinedWrites:
