@@ -150,6 +150,29 @@ async def test_connections_without_an_identity_are_bounded(
     assert [(await rest.get(POLL)).status_code for _ in range(3)] == [200, 200, 401]
 
 
+async def refusal(server: LiveServer, token: str) -> str:
+    """Return why a connection with a token is refused."""
+    client, refused = socketio.AsyncClient(reconnection=False), list[Any]()
+    client.on("connect_error", refused.append)
+    with pytest.raises(socketio.exceptions.ConnectionError):
+        await client.connect(server.url, auth={"token": token}, transports=["websocket"], wait_timeout=30)
+    await client.shutdown()
+    return str(refused)
+
+
+async def test_one_user_leaves_sockets_to_others(server: LiveServer, settings: ServerSettings) -> None:
+    """Each of its sockets counts until it is disconnected, by whatever transport."""
+    settings.max_sockets, settings.max_share_per_user = 3, 0.7
+    eve = await server.create_user("eve")
+    first = await server.connect("lab", token=eve)
+    await server.connect(token=eve, transports=["polling"])
+    assert "(max_share_per_user of max_sockets); close one" in await refusal(server, eve)
+    await server.connect("lab")
+    assert "3 sockets are open already (max_sockets)" in await refusal(server, ADMIN_TOKEN)
+    await first.client.disconnect()
+    await until(lambda: server.connect("lab", token=eve), ENOUGH, interval=0.2)
+
+
 async def test_no_error_ends_the_checks_of_sockets(
     server: LiveServer, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -187,6 +187,7 @@ class JobLibSettings(CheckedKeywords, BaseSettings):
     max_streams: Annotated[int, Field(ge=0)] = 10_000
     max_streams_per_user: Annotated[int, Field(ge=0)] = 2000
     max_downloads: Annotated[int, Field(ge=1)] = 4000
+    max_sockets: Annotated[int, Field(ge=1)] = 10_000
     stream_send_timeout_seconds: Seconds = 30
     database_connect_timeout_seconds: Seconds = 5
     database_response_timeout_seconds: Seconds = 10

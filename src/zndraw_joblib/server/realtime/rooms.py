@@ -18,6 +18,7 @@ from zndraw_joblib.jobs.logs import log_failed_work, one_line
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.process.ports import Identity, identity_key, worker_key
 from zndraw_joblib.server.process.settings import ServerSettings
+from zndraw_joblib.server.process.shared_limit import SharedLimit
 from zndraw_joblib.server.queue import rules_workers
 from zndraw_joblib.server.realtime import socketio_internals
 from zndraw_joblib.server.realtime.presence import Presence
@@ -161,6 +162,15 @@ class SocketSupervisor:
         self._settings = settings
         self._find_revoked = find_revoked
         self.owners: dict[str, SocketOwner] = {}
+        limits = runtime.settings
+        self._open = SharedLimit(
+            "sockets",
+            "are open",
+            lambda: limits.max_sockets,
+            lambda: limits.share_of_setting("max_sockets"),
+            ("max_sockets", "max_share_per_user"),
+            "close one, or retry later",
+        )
         self._unauthenticated_since: dict[str, float] = {}
         self._disconnecting: set[asyncio.Task[None]] = set()
         self.is_closing = False
@@ -170,14 +180,21 @@ class SocketSupervisor:
             socketio_internals.guard_connections(sio, self._reason_to_refuse)
 
     def add(self, sid: str, owner: SocketOwner) -> None:
-        """Record the owner of a socket. What it may read now does not replace what it has joined with."""
-        first = self.owners.setdefault(sid, owner)
-        if first.identity.id != owner.identity.id:
+        """Record the owner of a socket. What it may read now does not replace what it has joined with.
+
+        Raises `ServiceUnavailable` and `TooManyRequests` if too many sockets, or too many of the user's, are
+        open in this process.
+        """
+        first = self.owners.get(sid)
+        if first is None or first.identity.id != owner.identity.id:
+            self._open.take(owner.identity.id)
+            self.remove(sid)
             self.owners[sid] = owner
 
     def remove(self, sid: str) -> None:
         """Record that a socket is disconnected."""
-        self.owners.pop(sid, None)
+        if (owner := self.owners.pop(sid, None)) is not None:
+            self._open.give_back(owner.identity.id)
 
     async def run(self) -> None:
         """Check the sockets repeatedly until it is cancelled."""
