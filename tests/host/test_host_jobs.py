@@ -2,7 +2,8 @@
 
 import asyncio
 import threading
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -17,6 +18,7 @@ from host.queues import ROOT, running_host
 from zndraw_joblib import (
     Conflict,
     JobLib,
+    JobLibSettings,
     JobNotFound,
     JobPolicy,
     ScheduleTimes,
@@ -127,6 +129,42 @@ async def test_an_app_writes_the_schedules_of_its_jobs(async_url: str) -> None:
         async with running_host(async_url, jobs=[clean]):
             again = await host.joblib.get_schedule("clean", "@internal")
         assert (again.paused, again.next_due_at) == (True, written.next_due_at)
+
+
+@on_both
+async def test_what_an_app_leaves_behind_without_its_job_is_found(async_url: str) -> None:
+    """Its schedule and its tasks, with the commands that remove them; other internal jobs still run."""
+    settings = JobLibSettings(sweeper_interval_seconds=1)
+    async with running_host(async_url, jobs=[clean, area], settings=settings) as host:
+        task = await host.joblib.submit(clean, {"days": 3}, delay_seconds=60)
+
+    ahead = [timedelta(minutes=2)]
+
+    def later() -> datetime:
+        return datetime.now(UTC) + ahead[0]
+
+    async with running_host(async_url, jobs=[area], settings=settings, clock=later) as host:
+
+        async def found(number: int) -> dict[str, dict[str, Any]]:
+            overview = (await host.client.get(f"{V1}/overview")).json()
+            named = {finding["code"]: finding for finding in overview["findings"] if finding["job"]}
+            return named if (len(named), overview["queued"]) == (number, 1) else {}
+
+        await until(partial(found, 1))
+        ahead[0] += timedelta(minutes=3)
+        named = await until(partial(found, 2))
+        job = named["job-without-executor"]
+        assert (job["job"], job["count"], job["severity"]) == ("@internal:jobs:clean", 1, "critical")
+        assert "No server that runs has an executor for @internal:jobs:clean: 1 task" in job["detail"]
+        assert "--all-rooms --status pending --job @internal:jobs:clean)" in job["remedy"]
+        schedule = named["schedule-without-executor"]
+        assert (schedule["job"], schedule["room"]) == ("@internal:jobs:clean", "@internal")
+        assert "zndraw-joblib schedules delete clean --room @internal." in schedule["remedy"]
+        assert "not_dispatched" in (await host.client.get(f"{V1}/tasks/{task.id}/explain")).text
+        assert (await host.client.delete(f"{V1}/rooms/@internal/schedules/clean")).is_success
+        await host.joblib.cancel(task.id)
+        findings = (await host.client.get(f"{V1}/overview")).json()["findings"]
+        assert [finding for finding in findings if finding["job"]] == []
 
 
 async def test_the_app_does_not_start_with_a_wrong_schedule(async_url: str) -> None:

@@ -177,7 +177,8 @@ async def test_a_schedule_whose_last_task_failed_is_a_finding(
         [found] = await found_with(client, "schedule-run-failed", "lab")
         assert (found["job"], found["severity"]) == (job["full_name"], "warning")
         assert (
-            f"schedule nightly of room lab, a task of {job['full_name']}, failed: error." in found["detail"]
+            f"schedule nightly of room lab, a task of {job['full_name']}, failed with the error code error."
+            in found["detail"]
         )
         assert "private" not in str(findings)
         assert await found_with(client, "schedule-run-failed", "cellar") == []

@@ -43,6 +43,7 @@ CASES = {
     "ZndrawJoblibSweeperErrors": Case({}, {"sweeper_actions_total action=error": 1}),
     "ZndrawJoblibStatisticsLate": Case({"statistics_until_timestamp_seconds": 1e9}),
     "ZndrawJoblibJobWithoutWorkers": Case({"job_workers": 0}),
+    "ZndrawJoblibJobWithoutExecutor": Case({"jobs_without_executor": 1}),
     "ZndrawJoblibTaskWaitsTooLong": Case({"oldest_waiting_seconds": 3601}),
     "ZndrawJoblibPausedJobHasTasks": Case({"job_paused": 1}),
     "ZndrawJoblibRoomPaused": Case({"paused_rooms": 2}),

@@ -8,7 +8,7 @@ from plans.seeding import LAB, TASKS
 from plans.test_plans import describe
 from zndraw_joblib.server.admin import rules_overview, sql_operators
 from zndraw_joblib.server.admin.rules_capacity import Limits
-from zndraw_joblib.server.queue import sql_occurrences, sql_schedules
+from zndraw_joblib.server.queue import sql_executors, sql_occurrences, sql_schedules
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 # The last minute of the tasks, of which the last ten have greater numbers than the floor.
@@ -54,6 +54,13 @@ async def test_findings_read_few_schedules_and_tokens(explainer: Explainer) -> N
         by_id,
         ("joblib_token", "ix_joblib_token_ending"),
     }
+
+
+async def test_what_has_no_executor_is_read_by_its_room(explainer: Explainer) -> None:
+    """The schedules of internal jobs, not all others; and the head of each queue."""
+    plans = await explainer.plans(partial(sql_executors.schedules, executors=()))
+    assert all(None not in plan.by("joblib_schedule") for plan in plans)
+    assert_no_scan(await explainer.plans(partial(sql_executors.waiting_jobs, executors=(), since=START)))
 
 
 async def test_a_pass_reads_the_newest_tasks_and_the_last_ends(explainer: Explainer) -> None:

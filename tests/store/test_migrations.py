@@ -36,6 +36,7 @@ from zndraw_joblib.server.process.ports import Identity, Page
 from zndraw_joblib.server.queue import (
     rules_rates,
     sql_details,
+    sql_executors,
     sql_groups,
     sql_idempotency,
     sql_jobs,
@@ -1334,6 +1335,22 @@ async def test_schedules_and_groups_get_the_secret_paths_of_their_jobs(empty: As
                 rows = await connection.execute(text(f"SELECT name, masked FROM {table} ORDER BY name"))  # noqa: S608
                 assert rows.all() == [("A", '[["a"], ["b"]]'), ("B", None)]
             await connection.run_sync(migrate, command.downgrade, "0050")
+
+
+async def test_servers_of_an_earlier_release_have_unknown_executors(empty: AsyncEngine) -> None:
+    """The upgrade from 0051 keeps their rows; until they report again, no job is without one."""
+    at = datetime.now(UTC)
+    row = {"id": uuid4(), "host": "n1", "pid": 1, "version": "1.0.0", "started_at": at, "seen_at": at}
+    async with empty.begin() as connection:
+        await connection.run_sync(migrate, command.upgrade, "0051")
+        numbers = {"sweep_interval_seconds": 30, "grace_remaining_seconds": 0}
+        await add(connection, {"joblib_server": {**row, **numbers}})
+    for _ in range(2):
+        database = SessionDatabase(open_sessions(empty))
+        await schema.upgrade(database)
+        assert await database.read(sql_executors.known) is None
+        async with empty.begin() as connection:
+            await connection.run_sync(migrate, command.downgrade, "0051")
 
 
 def test_the_names_of_the_migrations_are_their_versions() -> None:

@@ -1,6 +1,7 @@
 """How much of the limits of the whole queue is used: of pending tasks, and of stored results."""
 
 import math
+from shlex import quote
 from typing import NamedTuple
 
 from zndraw_joblib.server.db.database import Transaction
@@ -92,7 +93,7 @@ def share_findings(share: UserShare | None) -> list[Finding]:
             f"{share.pending_tasks / share.allowed:.0%} of the {share.allowed:,} that one user may have "
             f"(max_share_per_user of {PENDING_TASKS}). Beyond it this user's submits get 429.",
             remedy=f"Ask the user, or cancel tasks that are not needed (zndraw-joblib tasks bulk cancel "
-            f"--all-rooms --created-by {share.user} --status pending), or raise {PENDING_TASKS}.",
+            f"--all-rooms --created-by {quote(share.user)} --status pending), or raise {PENDING_TASKS}.",
             count=share.pending_tasks,
         )
     ]

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
+from shlex import quote
 
 from zndraw_joblib.server.admin.sql_figures import QueuedJob, WorkerGroup
 from zndraw_joblib.server.admin.sql_operators import EndingToken
@@ -10,12 +11,14 @@ from zndraw_joblib.server.admin.sql_statistics import RecentEnds
 from zndraw_joblib.server.queue import rules_queues, sql_jobs
 from zndraw_joblib.server.queue.rules_allocations import NoTime
 from zndraw_joblib.server.queue.sql_counts import WaitingTask
+from zndraw_joblib.server.queue.sql_executors import InternalSchedule, WaitingJob
 from zndraw_joblib.server.queue.sql_groups import GroupRecord
 from zndraw_joblib.server.queue.sql_pauses import ALL_ROOMS, PauseRecord
 from zndraw_joblib.server.queue.sql_schedules import FailedRun, ScheduleRecord
 from zndraw_joblib.server.queue.sql_webhooks import WebhookRecord
 from zndraw_joblib.wire.groups import GroupOnEnd
 from zndraw_joblib.wire.messages import SweeperMode
+from zndraw_joblib.wire.names import INTERNAL
 from zndraw_joblib.wire.operators import Finding, ServerEntry, Severity
 from zndraw_joblib.wire.requirements import shown
 
@@ -29,6 +32,7 @@ _MAX_FINDINGS = 100
 _FORGOTTEN = timedelta(days=1)
 _DAY = timedelta(days=1)
 _NAMED_WORKERS = 5
+_NEW_EXECUTOR = "an app with JobLib(jobs=…) of this job, or a server with internal_extensions."
 # Servers of two versions run side by side while one replaces the other, but not for so long.
 _UPGRADE = timedelta(hours=1)
 _ORDER = {Severity.CRITICAL: 0, Severity.WARNING: 1, Severity.INFO: 2}
@@ -93,6 +97,34 @@ def job_without_time(row: NoTime) -> Finding:
     return finding.model_copy(update={"since": job.waits_since})
 
 
+def job_without_executor(job: WaitingJob) -> Finding:
+    """Return that no server can run the queued tasks of an internal job."""
+    queued = QueuedJob(job.id, job.full_name, job.queued, None, None)
+    problem = f"No server that runs has an executor for {job.full_name}"
+    remedy = (
+        f"Start {_NEW_EXECUTOR} If workers run the job now, cancel these tasks (zndraw-joblib tasks bulk "
+        f"cancel --all-rooms --status pending --job {job.full_name}), and submit them to the job of the "
+        "workers."
+    )
+    finding = _queued(queued, "job-without-executor", Severity.CRITICAL, problem, remedy)
+    return finding.model_copy(update={"since": job.waits_since})
+
+
+def schedule_without_executor(schedule: InternalSchedule) -> Finding:
+    """Return that no server can run the tasks of a schedule that an app has written."""
+    return Finding(
+        code="schedule-without-executor",
+        severity=Severity.WARNING,
+        detail=f"Schedule {schedule.name} of room {INTERNAL} submits no task: no server that runs has an "
+        f"executor for {schedule.job_name}.",
+        remedy="If workers run the job now, which write schedules of their own, delete this one: "
+        f"zndraw-joblib schedules delete {quote(schedule.name)} --room {INTERNAL}. Otherwise start "
+        f"{_NEW_EXECUTOR}",
+        job=schedule.job_name,
+        room=INTERNAL,
+    )
+
+
 def paused_job(job: QueuedJob) -> Finding:
     """Return that a paused job has queued tasks."""
     remedy = "Resume the job when its tasks may run again."
@@ -149,9 +181,9 @@ def failed_run(run: FailedRun) -> Finding:
         code="schedule-run-failed",
         severity=Severity.WARNING,
         detail=f"The last task of schedule {run.name} of room {run.room_id}, a task of {run.job_name}, "
-        f"failed: {code}.",
-        remedy="Read its error (zndraw-joblib task ID) and correct the cause, then retry the task. It is "
-        "listed until the next due time, or until the schedule is paused.",
+        f"failed with the error code {code}.",
+        remedy=f"Read its error (zndraw-joblib task {run.task_id}) and correct the cause, then retry the "
+        "task. It is listed until the next due time, or until the schedule is paused.",
         job=run.job_name,
         room=run.room_id,
         task=run.task_id,
@@ -169,8 +201,8 @@ def ending_token(token: EndingToken, now: datetime) -> Finding:
         severity=Severity.CRITICAL if left < _DAY else Severity.WARNING,
         detail=f"Token {token.name} ends in {_duration(left)}, at {token.expires_at:%Y-%m-%d %H:%M} UTC; "
         f"{workers} before that: {names}.",
-        remedy=f"Move the end, on the server's machine: zndraw-joblib token update {token.name} --expires "
-        "90d. The workers notice it, and need no restart.",
+        remedy=f"Move the end, on the server's machine: zndraw-joblib token update {quote(token.name)} "
+        "--expires 90d. The workers notice it, and need no restart.",
         count=number,
     )
 

@@ -26,6 +26,7 @@ from zndraw_joblib.server.queue import (
     rules_limits,
     rules_pauses,
     sql_counts,
+    sql_executors,
     sql_groups,
     sql_jobs,
     sql_occurrences,
@@ -34,6 +35,7 @@ from zndraw_joblib.server.queue import (
     sql_webhooks,
 )
 from zndraw_joblib.server.queue.sql_counts import WaitingTask
+from zndraw_joblib.server.queue.sql_executors import WaitingJob
 from zndraw_joblib.server.queue.sql_pauses import ALL_ROOMS, PauseRecord
 from zndraw_joblib.server.queue.sql_webhooks import WebhookRecord
 from zndraw_joblib.wire.names import INTERNAL
@@ -58,6 +60,8 @@ _MANY_DELIVERY_FAILURES = 5
 # For how long after its end a group is listed whose task could not be submitted.
 _LISTED_GROUPS = timedelta(days=1)
 _LISTED_PAUSES = 100
+# For how long a task of an internal job waits before it is a finding that no server can run it.
+_UNDISPATCHED = timedelta(minutes=2)
 # How long before its end a token of workers is listed.
 _TOKEN_ENDS = timedelta(days=7)
 _USUAL = timedelta(days=1)
@@ -79,6 +83,7 @@ async def read_overview(
         *rules_findings.paused_rooms(pauses, await _pending_of(tx, pauses, counts), now),
         *await _of_jobs(tx, waiting, now),
         *await _of_schedules(tx),
+        *await _schedules_without_executor(tx),
         *[rules_findings.ending_token(token, now) for token in await _ending(tx, silent_since)],
         *map(rules_findings.unfinished_group, unfinished),
         *map(rules_findings.failing_webhook, await _faulty_webhooks(tx)),
@@ -138,6 +143,8 @@ async def _of_jobs(tx: Transaction, waiting: list[WaitingTask], now: datetime) -
     without_time = await rules_allocations.without_time(tx, _LISTED_JOBS)
     findings = [rules_findings.unserved_job(job) for job in unserved]
     findings += map(rules_findings.job_without_time, without_time)
+    without_executor = await _without_executor(tx, now)
+    findings += map(rules_findings.job_without_executor, without_executor)
     findings += [rules_findings.paused_job(job) for job in paused]
     since = (now - _RECENT).replace(second=0, microsecond=0)
     recent = await sql_statistics.ends(tx, since)
@@ -146,7 +153,8 @@ async def _of_jobs(tx: Transaction, waiting: list[WaitingTask], now: datetime) -
     for ends in recent:
         findings += rules_findings.failing_tasks(ends, since, usual.get(ends.job_id))
     # The longest wait of each job, unless it is known why it waits.
-    explained = {job.id for job in (*unserved, *paused)} | {row.job.id for row in without_time}
+    explained = {job.id for job in (*unserved, *paused)} | {job.id for job in without_executor}
+    explained |= {row.job.id for row in without_time}
     longest: dict[str, WaitingTask] = {}
     for task in sorted(waiting, key=lambda task: task.since):
         if task.job_id not in explained:
@@ -155,6 +163,17 @@ async def _of_jobs(tx: Transaction, waiting: list[WaitingTask], now: datetime) -
         if (late := rules_findings.waiting_task(task, now)) is not None:
             findings.append(late)
     return findings
+
+
+async def _without_executor(tx: Transaction, now: datetime) -> list[WaitingJob]:
+    executors = await sql_executors.known(tx)
+    return [] if executors is None else await sql_executors.waiting_jobs(tx, executors, now - _UNDISPATCHED)
+
+
+async def _schedules_without_executor(tx: Transaction) -> list[Finding]:
+    executors = await sql_executors.known(tx)
+    schedules = [] if executors is None else await sql_executors.schedules(tx, executors)
+    return list(map(rules_findings.schedule_without_executor, schedules))
 
 
 async def read_room(tx: Transaction, room_id: str) -> RoomOverview:
@@ -286,6 +305,7 @@ class QueueMetrics:
     statistics_until: datetime | None
     schedule_lag_seconds: float
     failed_schedules: int
+    jobs_without_executor: int
     token_seconds: float
     rate_limited_tasks: int
     paused_rooms: int
@@ -319,6 +339,7 @@ async def read_metrics(tx: Transaction, heartbeat_seconds: float, limits: Limits
         last_success=max(successes, default=None),
         statistics_until=await sql_occurrences.read_until(tx),
         schedule_lag_seconds=_lag(now, await sql_schedules.next_due(tx)),
+        jobs_without_executor=len(await _without_executor(tx, now)),
         failed_schedules=len(await sql_schedules.failed_runs(tx, MAX_JOBS)),
         token_seconds=((ending[0].expires_at - now) if ending else _TOKEN_ENDS).total_seconds(),
         rate_limited_tasks=await rules_limits.count_rate_limited(tx),

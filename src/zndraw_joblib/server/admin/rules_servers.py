@@ -2,20 +2,22 @@
 
 import json
 import platform
+from collections.abc import Sequence
 from datetime import timedelta
 from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from pydantic_core import to_json
+
 from zndraw_joblib.server.admin import sql_operators
 from zndraw_joblib.server.db import schema
 from zndraw_joblib.server.db.database import Transaction
+from zndraw_joblib.server.queue.sql_executors import SILENT_SWEEPS
 from zndraw_joblib.wire.messages import SweeperCycle, SweeperMode
 from zndraw_joblib.wire.operators import ServerCycle, ServerEntry, Version
 
-# A server is silent when its sweeper has not reported for this many intervals.
-_SILENT_SWEEPS = 3
 _KEEP_SERVERS = timedelta(hours=1)
 _KEEP_CYCLES = timedelta(days=7)
 _MAX_CYCLES = 10_000
@@ -32,12 +34,16 @@ class Process(NamedTuple):
 
 
 class SweepReport(NamedTuple):
-    """What a server reports of itself after a cycle of its sweeper. Times are ago, in seconds."""
+    """What a server reports of itself after a cycle of its sweeper. Times are ago, in seconds.
+
+    `internal_jobs` are those for which it has executors, None while it does not know.
+    """
 
     started_ago: float
     last_good_ago: float
     grace_remaining_seconds: float
     sweep_interval_seconds: float
+    internal_jobs: Sequence[str] | None = None
 
 
 async def report(
@@ -52,6 +58,7 @@ async def report(
         "sweep_interval_seconds": state.sweep_interval_seconds,
         "grace_remaining_seconds": state.grace_remaining_seconds,
         "last_good_at": now - timedelta(seconds=state.last_good_ago),
+        "internal_jobs": None if state.internal_jobs is None else to_json(state.internal_jobs).decode(),
     }
     await sql_operators.put_server(tx, row)
     await sql_operators.add_cycle(tx, cycle.model_dump() | {"at": now, "server_id": process.id})
@@ -72,9 +79,10 @@ async def entries(tx: Transaction) -> list[ServerEntry]:
     now = await tx.now()
     servers = []
     for row in await sql_operators.seen_since(tx, now - _KEEP_SERVERS):
-        patience = timedelta(seconds=_SILENT_SWEEPS * row.sweep_interval_seconds + 1)
+        patience = timedelta(seconds=SILENT_SWEEPS * row.sweep_interval_seconds + 1)
         mode = None if row.sweeper_mode is None else SweeperMode(row.sweeper_mode)
-        entry = row._asdict() | {"is_silent": row.seen_at < now - patience, "sweeper_mode": mode}
+        columns = {name: value for name, value in row._asdict().items() if name != "internal_jobs"}
+        entry = columns | {"is_silent": row.seen_at < now - patience, "sweeper_mode": mode}
         servers.append(ServerEntry.model_validate(entry))
     return servers
 

@@ -6,7 +6,7 @@ import os
 import random
 import socket
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
 from importlib.metadata import version
 from typing import Any
@@ -312,10 +312,13 @@ _REPORTS_PER_PRUNE, _FIRST_PRUNE = 20, 5
 
 
 class ServerReports:
-    """Stores the state of this server. A failure is logged, and never fails a cycle or a stop."""
+    """Stores the state of this server. A failure is logged, and never fails a cycle or a stop.
 
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
+    `internal_jobs` returns those for which it has executors, None while it does not know.
+    """
+
+    def __init__(self, runtime: Runtime, internal_jobs: Callable[[], Sequence[str] | None]) -> None:
+        self._runtime, self._internal_jobs = runtime, internal_jobs
         self._started = time.monotonic()
         self.process = rules_servers.Process(
             uuid4(), socket.gethostname()[:255], os.getpid(), version("zndraw-joblib")[:64]
@@ -330,6 +333,7 @@ class ServerReports:
             last_good_ago=last_good_ago,
             grace_remaining_seconds=grace_seconds,
             sweep_interval_seconds=self._runtime.settings.sweeper_interval_seconds,
+            internal_jobs=self._internal_jobs(),
         )
         self._is_known = True
         self._reports += 1

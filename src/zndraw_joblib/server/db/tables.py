@@ -238,7 +238,11 @@ class StatisticPosition(Base, table=True):
 
 
 class Server(Base, table=True):
-    """A server process, as its sweeper reported it last, at `seen_at` of the database's clock."""
+    """A server process, as its sweeper reported it last, at `seen_at` of the database's clock.
+
+    `internal_jobs` is a list of the internal jobs for which it has an executor, as JSON; null until it knows,
+    and for one of an earlier release.
+    """
 
     __tablename__ = "joblib_server"
 
@@ -252,6 +256,7 @@ class Server(Base, table=True):
     sweep_interval_seconds: float
     grace_remaining_seconds: float
     last_good_at: datetime | None = moment(nullable=True)
+    internal_jobs: str | None = _optional_text()
 
 
 class SweepCycle(Base, table=True):

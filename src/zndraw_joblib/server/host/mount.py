@@ -295,7 +295,7 @@ class JobLib(HostApi):
         self.provider_requests = ProviderRequests(self.runtime, self._has_unknown_subscribers, internal)
 
     def _new_sweeper(self, monotonic: Callable[[], float]) -> Sweeper:
-        self._server_reports = ServerReports(self.runtime)
+        self._server_reports = ServerReports(self.runtime, self._executors)
         return Sweeper(
             self.runtime.write,
             self.settings,
@@ -418,8 +418,8 @@ class JobLib(HostApi):
         ]
         running += [start(name, run) for name, run in self._loops_of_callers().items()]
         try:
-            with on_stop_signals(self.begin_stop), self._as_running():
-                async with self._offered_internal_jobs():
+            with on_stop_signals(self.begin_stop):
+                async with self._offered_internal_jobs(), self._as_running():
                     running.append(start("schedules", self.schedules.run))
                     yield
         finally:
@@ -431,8 +431,8 @@ class JobLib(HostApi):
             await stop(pubsub)
             await self._close_results()
 
-    @contextmanager
-    def _as_running(self) -> Iterator[None]:
+    @asynccontextmanager
+    async def _as_running(self) -> AsyncIterator[None]:
         self._is_running = True
         try:
             yield
@@ -496,6 +496,13 @@ class JobLib(HostApi):
 
     def _internal_registry(self) -> InternalRegistry | None:
         return _find_jobs(self, self._app)
+
+    def _executors(self) -> list[str] | None:
+        """Return the internal jobs that this server runs; None until the app has offered its own."""
+        registry = self._internal_registry()
+        if not self._is_running:
+            return None
+        return [] if registry is None else sorted(registry.tasks)
 
     def _internal_providers(self) -> Any:
         return _find_registry(self, self._app, "internal_provider_registry")

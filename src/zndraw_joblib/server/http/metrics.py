@@ -132,6 +132,11 @@ def _without_labels(figures: QueueMetrics) -> Iterator[Family]:
     for metric, text, value in (
         ("schedule_lag_seconds", lag.format("schedule"), figures.schedule_lag_seconds),
         ("failed_schedules", "Schedules whose last task failed.", figures.failed_schedules),
+        (
+            "jobs_without_executor",
+            "Internal jobs with tasks that no server runs.",
+            figures.jobs_without_executor,
+        ),
         ("worker_token_seconds", "Until a token of workers ends, at most a week.", figures.token_seconds),
         ("rate_limited_tasks", "Pending tasks that wait for a rate.", figures.rate_limited_tasks),
         ("paused_rooms", "Rooms that are paused by themselves.", figures.paused_rooms),

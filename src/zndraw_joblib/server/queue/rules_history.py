@@ -15,6 +15,7 @@ from zndraw_joblib.server.queue import (
     rules_successors,
     rules_unique,
     sql_details,
+    sql_executors,
     sql_jobs,
     sql_pauses,
     sql_slots,
@@ -350,10 +351,22 @@ async def _taker_reasons(
 
 
 async def _undispatched(tx: Transaction, task: TaskRecord) -> list[Reason]:
-    """Return that no process takes an internal task, although none of them runs another one."""
+    """Return that no process takes an internal task, because no server that runs has an executor for its job.
+
+    If that is not known, as with servers of an earlier release: if none of them runs another internal task.
+    """
     waited = await tx.now() - (task.queued_at or task.created_at)
     if waited < _UNDISPATCHED_AFTER:
         return []
+    executors = await sql_executors.known(tx)
+    if executors is not None:
+        if str(task.job) in executors:
+            return []
+        detail = (
+            f"No process has dispatched it for {duration(waited)}: no server that runs has an executor for "
+            f"{task.job}"
+        )
+        return [Reason(code="not_dispatched", detail=detail)]
     jobs, _ = await sql_jobs.page(tx, INTERNAL, Page(_INTERNAL_JOBS, 0))
     if await sql_tasks.held_of_jobs(tx, [job.id for job in jobs if job.room_id == INTERNAL]):
         return []

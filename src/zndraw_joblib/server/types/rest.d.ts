@@ -2381,12 +2381,12 @@ export interface components {
          * Finding
          * @description Something that is wrong. `code` is for programs; `detail` is a sentence, `remedy` what to do.
          *
-         *     Codes: `job-without-workers`, `tasks-without-matching-workers`, `tasks-without-enough-time`, `job-paused`,
-         *     `room-paused`, `queue-paused`, `waiting-too-long`, `failing-job`, `failure-rate`, `sweeper-silent`,
-         *     `sweeper-held-back`, `silent-workers`, `lost-attempts`, `schedule-failing`, `schedule-run-failed`,
-         *     `worker-token-ending`, `group-on-end-failed`, `webhook-failing`, `webhook-disabled`,
-         *     `pending-tasks-near-limit`, `result-store-near-limit`, `different-versions`. `since` is when it began, as
-         *     far as is known.
+         *     Codes: `job-without-workers`, `tasks-without-matching-workers`, `tasks-without-enough-time`,
+         *     `job-without-executor`, `schedule-without-executor`, `job-paused`, `room-paused`, `queue-paused`,
+         *     `waiting-too-long`, `failing-job`, `failure-rate`, `sweeper-silent`, `sweeper-held-back`,
+         *     `silent-workers`, `lost-attempts`, `schedule-failing`, `schedule-run-failed`, `worker-token-ending`,
+         *     `group-on-end-failed`, `webhook-failing`, `webhook-disabled`, `pending-tasks-near-limit`,
+         *     `result-store-near-limit`, `different-versions`. `since` is when it began, as far as is known.
          */
         Finding: {
             /** Code */

@@ -49,7 +49,7 @@ const REMEDIES = {
 function linksOf(finding) {
   const remedies = ["task", "job", "room"].flatMap((name) => (finding[name] ? REMEDIES[name](finding) : []));
   if (finding.code.startsWith("sweeper")) remedies.push(["Show the sweeper", href("sweeper")]);
-  if (finding.code.startsWith("schedule-")) remedies.push(["Show its schedules", href("schedules", { room: finding.room })]);
+  if (finding.code.startsWith("schedule-") && finding.room) remedies.push(["Show its schedules", href("schedules", { room: finding.room })]);
   if (finding.code.startsWith("webhook-")) remedies.push(["Show its webhooks", href("webhooks", { room: finding.room })]);
   if (finding.code === "pending-tasks-near-limit") remedies.push(["Show the pending tasks", href("tasks", { status: "pending" })]);
   if (finding.code.endsWith("-near-limit")) remedies.push(["Show the settings", href("settings")]);
