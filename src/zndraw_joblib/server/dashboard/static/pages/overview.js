@@ -59,10 +59,12 @@ function linksOf(finding) {
   return remedies;
 }
 
+// A line of a command breaks before an option, not after its hyphens.
+const Remedy = ({ text }) => text.split(/(--[\w-]+)/).map((part, index) => (index % 2 ? html`<span class="option">${part}</span>` : part));
 const Finding = ({ finding }) => html`<li class="finding ${finding.severity}">
   <div class="finding-head"><${Badge} tone=${{ critical: "bad", warning: "warn" }[finding.severity] ?? "quiet"} title=${finding.code}>${finding.severity}<//>
     <strong>${localTimes(finding.detail)}</strong>${finding.since && html`<span class="help">for <${Between} from=${finding.since} /></span>`}</div>
-  <p>${finding.remedy} <span class="links">${linksOf(finding).map(([label, to]) => html`<a key=${to} href=${to}>${label}</a>`)}</span></p></li>`;
+  <p><${Remedy} text=${finding.remedy} /> <span class="links">${linksOf(finding).map(([label, to]) => html`<a key=${to} href=${to}>${label}</a>`)}</span></p></li>`;
 
 // The text of a finding about a token or a user begins with its name, and goes on with numbers and times.
 const keyOf = (finding) => [finding.code, finding.job, finding.room, finding.task, finding.detail.split(" ", 2)].join();
