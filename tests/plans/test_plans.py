@@ -87,7 +87,8 @@ def with_events(work: Any, kind: str, expected: str = "expected_events") -> Any:
     """Return work whose plain statements of a kind are those of watched rooms, or those that count ends."""
 
     async def expect_events(tx: Transaction) -> Any:
-        setattr(tx, expected, {kind: 1})
+        tx.expected_events = {kind: 1} if expected == "expected_events" else {}
+        tx.expected_counts = expected == "expected_counts"
         return await work(tx)
 
     return expect_events

@@ -85,9 +85,12 @@ class Transaction:
     """The statements of one transaction, and the events and wake-ups that follow its commit."""
 
     request_id: str | None = None
-    # Whether ends of linked tasks were settled, and whether ends were counted in groups.
-    has_settled_links = False
+    # Whether statements had to follow the plain one, and whether tasks or ends were counted in groups.
+    was_followed = False
     has_counted = False
+    # For how many plain requests that may end tasks of groups such ends are expected.
+    expected_counts = 0
+    has_expected_counts = False
 
     def __init__(
         self, execute: Execute, *, is_sqlite: bool, clock: Clock | None = None, alone: Execute | None = None
@@ -105,10 +108,8 @@ class Transaction:
         self._is_watched: bool | None = None
         self._must_ask = False
         self._last_writes: list[Callable[[], Awaitable[None]]] = []
-        # Of each kind of plain requests, for how many transactions more events are expected, and ends in
-        # groups.
+        # Of each kind of plain requests, for how many transactions more events are expected.
         self.expected_events: Mapping[str, int] = {}
-        self.expected_counts: Mapping[str, int] = {}
         self.plain_kind: str | None = None
         self.wakes: list[Wake] = []
         # The stored events of watched rooms.
@@ -141,13 +142,14 @@ class Transaction:
         """Run the first statement, of plain requests of a `kind`, like `execute_alone`.
 
         If it is not to be alone, or the last transactions of its kind had events, others may follow it. If
-        they had ends in groups, it counts such ends. Others follow if it cannot, as one may be the last of
-        its group.
+        they had ends in groups, it counts such ends. Others follow if it cannot, as they are of several
+        groups, or one may be the last of its group.
         """
         self.plain_kind = kind
         rows: Sequence[Any] = ()
         may_be_alone = is_alone and not self.expected_events.get(kind)
-        if may_be_alone and not (statements.counted is not None and self.expected_counts.get(kind)):
+        self.has_expected_counts = statements.counted is not None
+        if may_be_alone and not (self.has_expected_counts and self.expected_counts):
             rows = await self.execute_alone(statements.alone, parameters)
         else:
             if may_be_alone:
@@ -294,9 +296,9 @@ class Transaction:
                     "A task that concerns others has ended, and the transaction cannot settle it"
                 )
             ended, self.ended = self.ended, {}
-            for end in ended.values():
-                self.has_settled_links |= end.linked
-                self.has_counted |= end.group_id is not None
+            groups = {end.group_id for end in ended.values()} - {None}
+            self.has_counted |= bool(groups)
+            self.was_followed |= len(groups) > 1 or any(end.linked for end in ended.values())
             await self.settle(self, ended)
 
     def record_action(self, action: str) -> None:
@@ -338,7 +340,7 @@ class Database(ABC):
         self._clock = clock
         self._limits = limits or Limits()
         self._expected_events: dict[str, int] = {}
-        self._expected_counts: dict[str, int] = {}
+        self._expected_counts = 0
 
     async def read(
         self,
@@ -412,9 +414,14 @@ class Database(ABC):
         committed: tuple[Result, Transaction] = await _retry(write)
         tx = committed[1]
         if tx.plain_kind is not None:
-            has_events = bool(tx.appended) or tx.has_settled_links
-            _expect(self._expected_events, tx.plain_kind, has_events=has_events)
-            _expect(self._expected_counts, tx.plain_kind, has_events=tx.has_counted)
+            expected = self._expected_events.get(tx.plain_kind, 0)
+            self._expected_events[tx.plain_kind] = (
+                _EXPECTED if tx.appended or tx.was_followed else max(0, expected - 1)
+            )
+            if tx.has_counted:
+                self._expected_counts = _EXPECTED
+            elif tx.has_expected_counts:
+                self._expected_counts = max(0, self._expected_counts - 1)
         return _logged(committed) if tx.actions else committed
 
     def use_clock(self, clock: Clock | None) -> None:
@@ -504,10 +511,6 @@ class Database(ABC):
     async def _write(
         self, work: Work[Result], is_short: bool, lock_seconds: float | None = None
     ) -> tuple[Result, Transaction]: ...
-
-
-def _expect(expected: dict[str, int], kind: str, *, has_events: bool) -> None:
-    expected[kind] = _EXPECTED if has_events else max(0, expected.get(kind, 0) - 1)
 
 
 def dialect(tx: Transaction) -> ModuleType:

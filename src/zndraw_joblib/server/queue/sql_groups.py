@@ -164,34 +164,14 @@ RETURNING group_id, open, {_MAY_HAVE_WEBHOOKS}, {_MAY_HAVE_SUCCESSORS}
     have_successors=BOOLEAN,
     **_TYPES,
 )
-
-
-def stripes_of_changes(condition: str = "true", lock: str = "") -> str:
-    """Return the SELECT of a stripe of each group of `changes`, with more open tasks than its `number`.
-
-    It locks the stripes in the order of the groups. The first choice is the stripe of the transaction.
-    """
-    return f"""
-    SELECT changes.group_id, changes.number, own.stripe
-    FROM (SELECT group_id, number FROM changes WHERE {condition} ORDER BY group_id) AS changes
-    CROSS JOIN LATERAL (
-        SELECT counts.stripe FROM joblib_group_count AS counts
-        WHERE counts.group_id = changes.group_id AND counts.open > changes.number
-        ORDER BY (counts.stripe + {STRIPES} - :stripe) % {STRIPES} LIMIT 1
-        FOR NO KEY UPDATE{lock}
-    ) AS own"""
-
-
-# That the end of each task is counted in one of these stripes.
-ALL_HAVE_STRIPES = "(SELECT count(*) FROM stripes) = (SELECT count(*) FROM changes)"
-# No stripe is locked if one of the groups seems to have none with enough open tasks: then all groups are
-# locked before any stripe, also in order.
-_SEEM_TO_HAVE_STRIPES = """(SELECT count(*) FROM changes) = (
-        SELECT count(*) FROM changes WHERE (
-            SELECT stripe FROM joblib_group_count AS counts
-            WHERE counts.group_id = changes.group_id AND counts.open > changes.number LIMIT 1
-        ) IS NOT NULL
-    )"""
+# For one of `changes`: a stripe of its group with more open tasks than its `number`, if it can the own one.
+STRIPE_OF_CHANGE = f"""
+            SELECT counts.stripe FROM joblib_group_count AS counts
+            WHERE counts.group_id = changes.group_id AND counts.open > changes.number
+            ORDER BY (counts.stripe + {STRIPES} - :stripe) % {STRIPES} LIMIT 1"""
+# The stripes are locked in the order of the groups, which the UPDATE alone would not do. None is locked if
+# one of the groups seems to have none with enough open tasks: then all groups are locked before any stripe,
+# also in order.
 _TAKE = statement(
     f"""
 WITH changes AS (
@@ -199,14 +179,26 @@ WITH changes AS (
     FROM unnest((SELECT :all_group_id), {", ".join(f"(SELECT :all_{name})" for name in _COUNTS)})
         AS changes (group_id, {", ".join(_COUNTS)})
 ),
-stripes AS ({stripes_of_changes(_SEEM_TO_HAVE_STRIPES)}
+stripes AS (
+    SELECT changes.group_id, own.stripe
+    FROM (
+        SELECT group_id, number FROM changes
+        WHERE (SELECT count(*) FROM changes) = (
+            SELECT count(*) FROM changes WHERE ({STRIPE_OF_CHANGE}
+            ) IS NOT NULL
+        )
+        ORDER BY group_id
+    ) AS changes
+    CROSS JOIN LATERAL ({STRIPE_OF_CHANGE}
+        FOR NO KEY UPDATE
+    ) AS own
 ),
 taken AS (
     UPDATE joblib_group_count SET
         {", ".join(f"{name} = joblib_group_count.{name} + changes.{name}" for name in _COUNTS)}
     FROM stripes JOIN changes ON changes.group_id = stripes.group_id
     WHERE joblib_group_count.group_id = stripes.group_id AND joblib_group_count.stripe = stripes.stripe
-        AND {ALL_HAVE_STRIPES}
+        AND (SELECT count(*) FROM stripes) = (SELECT count(*) FROM changes)
     RETURNING joblib_group_count.group_id
 )
 SELECT changes.group_id, taken.group_id IS NOT NULL, always.have_webhooks, always.have_successors

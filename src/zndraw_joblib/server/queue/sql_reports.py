@@ -237,30 +237,29 @@ WHERE joblib_task.seq = reports.seq{condition}{are_counted}
 
 
 def _counting(condition: str) -> tuple[str, str]:
-    """Return the parts that count ends of tasks in their groups, and the condition that all are counted.
+    """Return the parts that count ends of tasks in their group, and the condition that all are counted.
 
-    Each group has a stripe with more open tasks than end here, so none of them is its last; a stripe that
-    another transaction has locked is passed by. A transaction that lets a task wait for one of these has
-    changed `linked`, which the lock of the task notices.
+    A stripe of the group has more open tasks than end here, so none of them is its last. The statement leaves
+    tasks of several groups to the other forms: it would have to lock all their stripes before. A transaction
+    that lets a task wait for one of these has changed `linked`, which the lock of the task notices.
     """
-    are_counted = f" AND {sql_groups.ALL_HAVE_STRIPES}"
     counts = f""",
 changes AS (
     SELECT group_id, count(*) AS number FROM locked AS reports
     WHERE {_IS_END} AND group_id IS NOT NULL{condition}
     GROUP BY group_id
 ),
-stripes AS ({sql_groups.stripes_of_changes(lock=" SKIP LOCKED")}
-),
 counted AS (
     UPDATE joblib_group_count SET
-        open = joblib_group_count.open - stripes.number,
-        completed = joblib_group_count.completed + stripes.number
-    FROM stripes
-    WHERE joblib_group_count.group_id = stripes.group_id
-        AND joblib_group_count.stripe = stripes.stripe{are_counted}
+        open = joblib_group_count.open - changes.number,
+        completed = joblib_group_count.completed + changes.number
+    FROM changes
+    WHERE joblib_group_count.group_id = changes.group_id
+        AND joblib_group_count.stripe = ({sql_groups.STRIPE_OF_CHANGE})
+        AND joblib_group_count.open > changes.number AND (SELECT count(*) FROM changes) = 1
+    RETURNING joblib_group_count.stripe
 )"""
-    return counts, are_counted
+    return counts, " AND (SELECT count(*) FROM counted) = (SELECT count(*) FROM changes)"
 
 
 _REPORT_ONE, _REPORT_MANY = (

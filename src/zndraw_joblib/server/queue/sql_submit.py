@@ -88,6 +88,7 @@ async def append(
         return await _append_on_sqlite(tx, job, new, keys, group)
     params: dict[str, Any] = {**_assumptions(job), "count": len(new)}
     if group is not None:
+        tx.has_counted = True  # reports will end them
         shares = sql_groups.shares(tx, len(new))
         params |= {**group._asdict(), "all_stripe": list(shares), "all_open": list(shares.values())}
     params["at"] = await tx.now() if tx.has_own_clock else None
