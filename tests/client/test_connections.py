@@ -98,12 +98,16 @@ async def test_a_wrong_token_is_named_by_its_source(
 async def test_url_and_token_come_from_the_environment_or_the_file(
     open_queue: Callable[..., Both], server: LiveServer, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The file's token is used for its URL only."""
+    """The file's token is used for its URL only. The error of one that was replaced since says that."""
     connection.save_token(server.url, TOKEN)
     monkeypatch.setenv("ZNDRAW_JOBLIB_URL", server.url)
     assert isinstance(await open_queue(None, None).jobs(), list)
     assert find_access("http://example.com").token is None
     connection.save_token(server.url, "wrong-token")
+    former = open_queue(server.url, None)
+    connection.save_token(server.url, "another-token")
+    with pytest.raises(Unauthorized, match="has another token for the server now: start the program again"):
+        await former.jobs()
     monkeypatch.setenv("ZNDRAW_JOBLIB_TOKEN", TOKEN)
     assert isinstance(await open_queue(None, None).jobs(), list)
 

@@ -309,10 +309,20 @@ def explain_unauthorized(access: ServerAccess, problem: ProblemException) -> str
             f"The server at {access.shown_url} requires a token, and {access.source} has none for this URL. "
             f"Set {TOKEN_VARIABLE} to a token; {how}"
         )
-    return (
-        f"The server at {access.shown_url} rejected the token from {access.source}: {problem}. "
-        f"Set {TOKEN_VARIABLE} to a valid token; {how}"
-    )
+    rejected = f"The server at {access.shown_url} rejected the token from {access.source}: {problem}. "
+    if _is_replaced(access):
+        return f"{rejected}This file has another token for the server now: start the program again"
+    return f"{rejected}Set {TOKEN_VARIABLE} to a valid token; {how}"
+
+
+def _is_replaced(access: ServerAccess) -> bool:
+    """Return whether the credentials file has another token since, as after a start with a new database."""
+    if access.source != str(credentials_path()):
+        return False
+    try:
+        return load_tokens().get(canonical_url(access.url), access.token) != access.token
+    except UnreadableCredentials:
+        return False
 
 
 def explain_unreachable(access: ServerAccess, error: "httpx.TransportError", settings: str) -> str:
