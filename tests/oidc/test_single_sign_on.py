@@ -124,7 +124,7 @@ async def test_a_token_that_ends_closes_its_sockets_and_streams(
     provider: OidcProvider, server: ServerProcess
 ) -> None:
     """A minute after its `exp`, for clocks that differ, whoever has only this token reads no more."""
-    token = provider.token(groups=["viewer"], rooms=["lab"], seconds=-57)
+    token = provider.token(groups=["viewer"], rooms=["lab"], seconds=-50)
     socket = AsyncClient(reconnection=False)
     async with httpx.AsyncClient(base_url=f"{server.url}/v1/joblib", timeout=60) as client:
         await socket.connect(server.url, auth={"token": token}, transports=["websocket"])

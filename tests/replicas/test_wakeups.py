@@ -93,8 +93,11 @@ async def test_a_wake_up_goes_on_to_a_worker_with_free_slots(two: tuple[Replica,
         assert (await soon(claiming)).id == costly.id
 
 
-async def test_a_preferred_worker_may_wait_at_another_replica(two: tuple[Replica, Replica]) -> None:
+async def test_a_preferred_worker_may_wait_at_another_replica(
+    two: tuple[Replica, Replica], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It gets the task before a worker that waits here, which gets the next one soon."""
+    monkeypatch.setattr("zndraw_joblib.server.process.waiters._BEFORE_SECONDS", 2.0)
     here, there = two
     job = await here.register()
     warm = await there.register(about=WorkerInfo(labels={"host": "n2"}))
