@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import stat
+import struct
 import subprocess
 import threading
 import time
@@ -72,13 +73,13 @@ async def _exit() -> None:
     raise SystemExit(3)
 
 
-def _garble() -> None:
+def _write_to_worker(content: bytes) -> None:
     """Write into the connection to the worker, as native code may that mixes up its descriptors."""
     # A descriptor has the number that it has in the process that passed it.
     for fd in map(int, os.listdir("/proc/self/fd")):
         with suppress(OSError):
             if stat.S_ISSOCK(os.fstat(fd).st_mode):
-                os.write(fd, b"?" * 8)
+                os.write(fd, content)
 
 
 def _wait_in(folder: Path) -> None:
@@ -93,7 +94,6 @@ class Process(Extension):
     category: ClassVar[Category] = Category.ANALYSIS
     how: str = "well"
     leaves_helper: bool = False
-    size: int = 0
     padding: str = ""
 
     def run(self, vis: Any, **kwargs: Any) -> Any:
@@ -106,14 +106,18 @@ class Process(Extension):
         if self.how == "sleep":
             time.sleep(60)
         if self.how == "garble":
-            _garble()
+            _write_to_worker(b"?" * 8)
+        if self.how == "kill while it sends":
+            # The length of a message and its beginning.
+            _write_to_worker(struct.pack("!Q", 900_000) + bytes(1000))
+            os.kill(os.getpid(), signal.SIGKILL)
         if self.how == "interrupt program":
             with subprocess.Popen(["sleep", "60"]) as program:
                 program.send_signal(signal.SIGINT)
                 return program.wait(30)
         if self.how.startswith("/"):
             _wait_in(Path(self.how))
-            return "waited" + self.size * "."
+            return "waited"
         return os.getpid() if self.how == "well" else ENDINGS[self.how][0]()
 
 
