@@ -55,7 +55,7 @@ class LiveServer:
         wait_until(lambda: self._uvicorn.started or not self._thread.is_alive())
         assert self._uvicorn.started
         joblib = getattr(app, "other_asgi_app", app).state.joblib
-        self.runtime, self.publisher = joblib.runtime, joblib.publisher
+        self.joblib, self.runtime, self.publisher = joblib, joblib.runtime, joblib.publisher
 
     def stop(self) -> None:
         """Stop as a deployment does: waiting requests get their response."""

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-_CLIENT_ERROR = 400
+_CLIENT_ERROR, _TOO_MANY_REQUESTS = 400, 429
 _MAX_TRIES = 8
 _REFERENCES = tuple(f'"{name}"'.encode() for name in (GROUP_VALUE, RESULT_VALUE))
 
@@ -105,7 +105,8 @@ class RestApi(TaskRest):
         try:
             result = self.send_call(call)
         except Exception as error:
-            is_refused = is_transient(error) and status_of(error) is not None
+            # A 429 says that the user has enough downloads under way, not that the result is unreadable.
+            is_refused = is_transient(error) and status_of(error) not in {None, _TOO_MANY_REQUESTS}
             tries = self._tries.pop(task_id, 0) + is_refused
             if isinstance(problem_of(error), ResultExpired) or tries >= _MAX_TRIES:
                 raise UnusableResult(f"The result of task {predecessor}: {describe(error)}") from error
