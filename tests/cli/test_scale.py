@@ -241,6 +241,8 @@ def test_slurmrestd_that_cannot_be_used_is_named(cluster: Cluster) -> None:
     rest = (*options, "--rest", "http://127.0.0.1:9")
     assert "SLURM_JWT has no token for Slurm: put the one of" in program.error_of(*rest, code=2)
     program.env["SLURM_JWT"] = "e30.e30.secret"
+    assert "The token in SLURM_JWT names no user (claim sun)" in program.error_of(*rest)
+    program.env["SLURM_JWT"] = "e30.eyJzdW4iOiJ4In0.secret"
     assert "--rest: --wait cannot be sent" in program.error_of(*rest, "--", "--wait", code=2)
     down = program.error_of(*rest)
     assert "No allocation can be started: slurmrestd at http://127.0.0.1:9 cannot be reached" in down

@@ -183,9 +183,10 @@ class Cluster:
         self._daemons["slurmrestd"].terminate()
         self._daemons.pop("slurmrestd").wait(_SECONDS)
 
-    def token(self, seconds: int = 3600) -> str:
-        """Return a token of this user for slurmrestd."""
-        return self.run("scontrol", "token", f"lifespan={seconds}").removeprefix("SLURM_JWT=")
+    def token(self, seconds: int = 3600, user: str = "") -> str:
+        """Return a token for slurmrestd, by default of this user; Slurm's user may make those of others."""
+        options = [f"lifespan={seconds}", f"username={user or getuser()}"]
+        return self.run("scontrol", "token", *options).removeprefix("SLURM_JWT=")
 
     def _start(self, program: str, *options: str, name: str = "", **variables: str) -> None:
         with (self.folder / f"{name or program}.log").open("ab") as log:

@@ -95,12 +95,12 @@ def is_served(rest: SlurmRest) -> bool:
 
 def test_each_version_of_the_api(rest_cluster: Cluster, tmp_path: Path) -> None:
     """Check, submit, list, signal and cancel. Each option of sbatch that has a field arrives."""
-    token = tmp_path / "token"
-    token.write_text(rest_cluster.token())
+    for name, user in (("token", ""), ("other", "daemon")):
+        (tmp_path / name).write_text(rest_cluster.token(user=user))
 
-    def rest_of(version: str, *options: str) -> SlurmRest:
+    def rest_of(version: str, *options: str, token: str = "token") -> SlurmRest:
         options = (*options, f"--chdir={tmp_path}")
-        return SlurmRest(rest_cluster.rest_url, options, Path(), SlurmToken(token), [version])
+        return SlurmRest(rest_cluster.rest_url, options, Path(), SlurmToken(tmp_path / token), [version])
 
     served = [version for version in VERSIONS if is_served(rest_of(version))]
     assert len(served) >= 2
@@ -118,11 +118,12 @@ def test_each_version_of_the_api(rest_cluster: Cluster, tmp_path: Path) -> None:
     finally:
         rest_cluster.run(*change, "State=UP")
     for version in served:
-        run_until_drained(rest_of(version), job._replace(name=f"scale-{version}"))
+        other = rest_of(version, token="other")
+        run_until_drained(rest_of(version), job._replace(name=f"scale-{version}"), other)
 
 
-def run_until_drained(rest: SlurmRest, job: BatchJob) -> None:
-    """Check and submit a batch job, and drain it while it runs."""
+def run_until_drained(rest: SlurmRest, job: BatchJob, other: SlurmRest) -> None:
+    """Check and submit a batch job, and drain it while it runs. Another user neither lists nor drains it."""
     asyncio.run(rest.check(job))
     number = asyncio.run(rest.submit(job))
     wait_until(lambda: state_of(rest, number) == "RUNNING", SECONDS, interval=0.2)
@@ -131,6 +132,9 @@ def run_until_drained(rest: SlurmRest, job: BatchJob) -> None:
     # A profile may print something too.
     assert output.read_text().endswith(f"{Path.home()} a=b c\n")
     assert ListedJob(number, "RUNNING", job.name) in asyncio.run(rest.own_jobs())
+    assert asyncio.run(other.own_jobs()) == []
+    asyncio.run(other.drain(number))
+    assert state_of(rest, number) == "RUNNING"
     asyncio.run(rest.drain(number))
     wait_until(lambda: state_of(rest, number) == "FAILED", SECONDS, interval=0.2)
     assert asyncio.run(rest.end_of(number)) == "FAILED, killed by signal 15"

@@ -65,6 +65,15 @@ class SlurmToken(NamedTuple):
             return {}
         return claims if isinstance(claims, dict) else {}
 
+    def user(self) -> str:
+        """Return the user of the token. Raises `LauncherError`."""
+        if isinstance(user := self.claims().get("sun"), str):
+            return user
+        raise LauncherError(
+            f"The token in {self.source} names no user (claim sun), whose batch jobs are counted: put one of "
+            "'scontrol token' there"
+        )
+
     def explained(self) -> str:
         """Return why Slurm may refuse the token, and what to do."""
         end = self.claims().get("exp")
@@ -114,6 +123,7 @@ class SlurmRest:
 
     async def check(self, job: BatchJob) -> None:
         """Submit a batch job that does nothing, and cancel it. Slurm checks less of one that is on hold."""
+        self._token.user()
         number = await self._post(job._replace(command=["true"]), standard_output="/dev/null")
         try:
             await self._signal(number, "PENDING", "KILL")
@@ -150,12 +160,12 @@ class SlurmRest:
 
     async def own_jobs(self) -> Iterable[ListedJob]:
         """Return the batch jobs of the token's user. Slurm lists those of all users."""
-        user = self._token.claims().get("sun")
+        user = self._token.user()
         jobs = (await self._send("GET", "jobs/"))["jobs"]
         listed = [
             ListedJob(str(job["job_id"]), _state(job["job_state"]), job["name"])
             for job in jobs
-            if user is None or job["user_name"] == user
+            if job["user_name"] == user
         ]
         return [job for job in listed if job.state not in OVER]
 
@@ -183,8 +193,10 @@ class SlurmRest:
         await self._signal(number, "RUNNING", "TERM", "BATCH_JOB")
 
     async def _signal(self, number: str, state: str, signal: str, *flags: str) -> None:
-        """Send a signal to a batch job, which Slurm does only if it has this state then."""
-        body = {"jobs": [number], "job_state": [state], "signal": signal, "flags": flags}
+        """Send a signal to a batch job of this user, if it has this state then."""
+        # Slurm 24.11 and 26.05 hang after such a request for a job of another user without its name here.
+        filters = {"job_state": [state], "user_name": self._token.user()}
+        body = {"jobs": [number], "signal": signal, "flags": flags, **filters}
         for status in (await self._send("DELETE", "jobs/", body))["status"]:
             if status["error"]["code"] not in _NOT_IN_THIS_STATE:
                 raise LauncherError(f"Batch job {number}: {status['error']['string']}")
