@@ -207,7 +207,7 @@ class SlurmRest:
 
     async def _send(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         self._version = self._version or await self._find_version()
-        status, answer = await self._request(method, f"{self._version}/{path}", body)
+        status, answer = await self._request(method, self._version, path, body)
         if status == 404 and "text" in answer:
             # Another release may have been started.
             self._version = ""
@@ -216,7 +216,7 @@ class SlurmRest:
     async def _find_version(self) -> str:
         """Return the newest version of the API that both sides have, with states of jobs."""
         for version in self._versions:
-            status, answer = await self._request("GET", f"{version}/jobs/state/?job_id=1", None)
+            status, answer = await self._request("GET", version, "jobs/state/?job_id=1")
             if status != 404:
                 self._checked(status, answer)
                 return version
@@ -226,12 +226,12 @@ class SlurmRest:
         )
 
     async def _request(
-        self, method: str, path: str, body: Mapping[str, Any] | None
+        self, method: str, version: str, path: str, body: Mapping[str, Any] | None = None
     ) -> tuple[int, dict[str, Any]]:
         """Return the status and the JSON of an answer; of another answer its text as an error."""
         import httpx  # noqa: PLC0415 - see `client.connection`
 
-        content, length, url = [], 0, f"{self._url}/slurm/{path}"
+        content, length, url = [], 0, f"{self._url}/slurm/{version}/{path}"
         headers = {"X-SLURM-USER-TOKEN": self._token.read()}
         try:
             async with (
