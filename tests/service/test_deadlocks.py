@@ -14,6 +14,7 @@ from waiting import until
 
 from service.test_mixed_load import Actor, deadlocks
 from zndraw_joblib.server.admin import sql_operators
+from zndraw_joblib.server.process.settings import ServerSettings
 from zndraw_joblib.server.queue import rules_providers, sql_worker_tokens
 from zndraw_joblib.wire.policy import Backoff, RetryOn
 from zndraw_joblib.wire.providers import ProviderRegisterRequest
@@ -24,6 +25,12 @@ POLICY: dict[str, Any] = {
     "retry_on": (RetryOn.WORKER_LOST, RetryOn.ERROR),
     "backoff": Backoff(base_seconds=0),
 }
+
+
+@pytest.fixture
+def settings(database_url: str) -> ServerSettings:
+    """Return settings with which requests wait for locks that a machine without time holds for long."""
+    return ServerSettings(database_url=database_url, database_lock_timeout_seconds=20)
 
 
 class LimitedActor(Actor):
