@@ -61,7 +61,13 @@ def test_the_schema_decides_whether_a_value_is_text(stack: Stack) -> None:
     schema = {
         "type": "object",
         "properties": {
-            **{"month": {"type": "string"}, "part": optional, "none": optional, "any": {}},
+            **{
+                "month": {"type": "string"},
+                "quoted": {"type": "string"},
+                "part": optional,
+                "none": optional,
+                "any": {},
+            },
             **{
                 "both": {"type": ["string", "number"]},
                 "mode": {"enum": ["1", "2"]},
@@ -75,6 +81,7 @@ def test_the_schema_decides_whether_a_value_is_text(stack: Stack) -> None:
         body = {"category": "analysis", "name": "Month", "schema": schema}
         assert api.http.put(url, json=body, headers=api.get_headers()).status_code == 201
     values = ["month=2026", "part=1.10", "none=null", "any=5", "both=7", "mode=2", "steps=3", "new=4"]
+    values.append('quoted="2027"')
     call = ["texts:analysis:Month", *values]
     submitted, scheduled, wrong = stack.program.run_all(
         [
@@ -85,6 +92,7 @@ def test_the_schema_decides_whether_a_value_is_text(stack: Stack) -> None:
     )
     payload = {
         "month": "2026",
+        "quoted": "2027",
         "part": "1.10",
         "none": None,
         "any": 5,

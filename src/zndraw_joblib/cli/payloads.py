@@ -12,7 +12,8 @@ from zndraw_joblib.wire.names import DEFAULT_ROOM, JobName
 from zndraw_joblib.wire.problems import ProblemException
 
 _MAX_REFERENCES = 16
-_TYPES = {dict: "object", list: "array", bool: "boolean", int: "integer", float: "number", type(None): "null"}
+_TYPES: dict[type, str] = {dict: "object", list: "array", str: "string", type(None): "null"}
+_TYPES |= {bool: "boolean", int: "integer", float: "number"}
 
 
 def parse_object(text: str | None) -> dict[str, Any]:
@@ -61,12 +62,12 @@ def check_payload(payload: dict[str, Any]) -> None:
 def fitting(
     client: AdminClient, job: JobName, room: str | None, payload: dict[str, Any], values: list[str] | None
 ) -> dict[str, Any]:
-    """Return a payload whose KEY=VALUE arguments are text where the job's schema wants text and not the JSON.
+    """Return a payload with the text of those KEY=VALUE arguments for which the job's schema wants text.
 
     So ``month=2026`` is a text for a field of type string. The schema is read only if a value is JSON.
     """
-    given = {key: text for key, _, text in (pair.partition("=") for pair in values or [])}
-    as_json = {key: text for key, text in given.items() if payload[key] != text}
+    texts = {key: text for key, _, text in (pair.partition("=") for pair in values or [])}
+    as_json = {key: text for key, text in texts.items() if payload[key] != text}
     schema: Any = {}
     if as_json:
         # The submit says what is wrong with the job.
@@ -91,12 +92,12 @@ def _types(schema: dict[str, Any], node: Any, references: int = 0) -> set[str] |
     if isinstance(types := node.get("type"), (str, list)):
         return {types} if isinstance(types, str) else {str(name) for name in types}
     if isinstance(values := node.get("enum", [node["const"]] if "const" in node else None), list):
-        return {"string" if isinstance(value, str) else _TYPES[type(value)] for value in values}
+        return {_TYPES[type(value)] for value in values}
     if isinstance(reference := node.get("$ref"), str):
         return _types(schema, _at(schema, reference), references + 1)
     if isinstance(parts := node.get("anyOf", node.get("oneOf")), list):
-        each = [_types(schema, part, references + 1) for part in parts]
-        return None if None in each else {name for types in each for name in types or ()}
+        of_parts = [_types(schema, part, references + 1) for part in parts]
+        return None if None in of_parts else {name for types in of_parts for name in types or ()}
     return None
 
 
