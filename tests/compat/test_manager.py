@@ -234,8 +234,8 @@ def test_a_wrapper_registers_handlers_by_class(
 ) -> None:
     """Its handlers wake the worker, which polls too rarely; it sends ids as texts, and stays `tsio`."""
     client_module, events = (old_client, old_events) if is_old else (zndraw_joblib, zndraw_joblib)
-    client = socketio.Client()
-    client.connect(server.url, auth={"token": TOKEN}, transports=["websocket"])
+    client = socketio.Client(request_timeout=30)
+    client.connect(server.url, auth={"token": TOKEN}, transports=["websocket"], wait_timeout=30)
     try:
         wrapper, ran = ModelSocket(client), threading.Event()
         manager = client_module.JobManager(

@@ -218,8 +218,8 @@ def run_commands(manager: JobManager) -> None:
 
 def connected(url: str, token: str, transports: list[str]) -> Any:
     """Return a connected Socket.IO client, wrapped as the package needs it."""
-    socket = socketio.Client(reconnection_delay=0.5, reconnection_delay_max=0.5)
-    socket.connect(url, auth={"token": token}, transports=transports)
+    socket = socketio.Client(reconnection_delay=0.5, reconnection_delay_max=0.5, request_timeout=30)
+    socket.connect(url, auth={"token": token}, transports=transports, wait_timeout=30)
     return wrap(socket)
 
 
