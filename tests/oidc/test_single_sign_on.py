@@ -52,17 +52,18 @@ def test_claims_say_who_the_user_is_and_what_it_may_do(provider: OidcProvider, s
     assert me(server, token).json()["id"] == "oidc:anna"
     headers = {"Authorization": f"Bearer {token}"}
     url = f"{server.url}/v1/joblib/rooms"
-    assert httpx.get(f"{url}/lab/tasks", headers=headers).status_code == 200
-    refused = httpx.get(f"{url}/other/tasks", headers=headers)
+    assert httpx.get(f"{url}/lab/tasks", headers=headers, timeout=60).status_code == 200
+    refused = httpx.get(f"{url}/other/tasks", headers=headers, timeout=60)
     assert refused.status_code == 403
     elliptic = provider.token(provider.keys[1], {"alg": "ES256", "kid": "two"}, groups="viewer", rooms="lab")
-    assert httpx.get(f"{url}/lab/tasks", headers={"Authorization": f"Bearer {elliptic}"}).status_code == 200
+    headers = {"Authorization": f"Bearer {elliptic}"}
+    assert httpx.get(f"{url}/lab/tasks", headers=headers, timeout=60).status_code == 200
 
 
 def test_a_user_without_a_role_may_nothing(provider: OidcProvider, server: ServerProcess) -> None:
     """Being known to the provider gives no right, and neither does a room."""
     headers = {"Authorization": f"Bearer {provider.token(rooms=['lab'])}"}
-    response = httpx.get(f"{server.url}/v1/joblib/rooms/lab/tasks", headers=headers)
+    response = httpx.get(f"{server.url}/v1/joblib/rooms/lab/tasks", headers=headers, timeout=60)
     assert response.status_code == 403
     assert "read" in response.json()["detail"]
 
@@ -124,10 +125,12 @@ async def test_a_token_that_ends_closes_its_sockets_and_streams(
     provider: OidcProvider, server: ServerProcess
 ) -> None:
     """A minute after its `exp`, for clocks that differ, whoever has only this token reads no more."""
+    # The server reads the keys first: the token is valid for ten seconds.
+    assert me(server, provider.token(groups=["viewer"])).status_code == 200
     token = provider.token(groups=["viewer"], rooms=["lab"], seconds=-50)
-    socket = AsyncClient(reconnection=False)
+    socket = AsyncClient(reconnection=False, request_timeout=30)
     async with httpx.AsyncClient(base_url=f"{server.url}/v1/joblib", timeout=60) as client:
-        await socket.connect(server.url, auth={"token": token}, transports=["websocket"])
+        await socket.connect(server.url, auth={"token": token}, transports=["websocket"], wait_timeout=30)
         headers = {"Authorization": f"Bearer {token}"}
         async with client.stream("GET", "/rooms/lab/events", headers=headers) as response:
             assert response.status_code == 200
