@@ -1,5 +1,6 @@
 """Run the command line in real processes, with a folder and an environment of their own."""
 
+import codecs
 import json
 import os
 import re
@@ -139,7 +140,7 @@ class RunningServer:
 
     def __init__(self, program: Program, *arguments: str, port: int = 0, **settings: str) -> None:
         self.process = program.start("serve", "--port", str(port), *arguments, **settings)
-        self._lines: list[str] = []
+        self._pieces: list[str] = []
         self._banner = threading.Event()
         self._reader = threading.Thread(target=self._read_stderr, daemon=True)
         self._reader.start()
@@ -155,7 +156,7 @@ class RunningServer:
     @property
     def stderr(self) -> str:
         """The standard error so far."""
-        return "".join(self._lines)
+        return "".join(self._pieces)
 
     def connect(self) -> Connection:
         """Connect with the saved token."""
@@ -170,9 +171,11 @@ class RunningServer:
 
     def _read_stderr(self) -> None:
         assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self._lines.append(line)
-            if " serves " in line:
+        decode = codecs.getincrementaldecoder("utf-8")().decode
+        # The banner is written at once, and so it is read: the constructor returns with all of it.
+        while piece := os.read(self.process.stderr.fileno(), 65536):
+            self._pieces.append(decode(piece))
+            if not self._banner.is_set() and " serves " in self.stderr:
                 self._banner.set()
         self._banner.set()
 
