@@ -17,7 +17,7 @@ _FLAGS = [
     *("--use-gl=angle", "--use-angle=swiftshader", "--enable-unsafe-swiftshader"),
 ]
 # A page on a busy machine, and one that waits for the next server with growing pauses.
-MILLISECONDS = 30_000
+MILLISECONDS = 60_000
 expect.set_options(timeout=MILLISECONDS)
 
 
