@@ -12,7 +12,7 @@ from servers import Valkey
 from waiting import wait_until
 
 from cli.conftest import Stack
-from cli.program import Program, RunningServer
+from cli.program import TIMEOUT, Program, RunningServer
 from zndraw_joblib.cli.display import passed, print_checks, warned
 from zndraw_joblib.cli.doctor import Clocks, check_clocks, check_error
 
@@ -77,7 +77,7 @@ def test_a_dead_redis_is_named_without_its_url(program: Program) -> None:
     """The server says so at /health/ready, which stays 200, because other tasks go on; doctor asks for it."""
     valkey = Valkey()
     with RunningServer(program, REDIS_URL=valkey.url) as server:
-        ask = partial(httpx.get, f"{server.url}/health/ready")
+        ask = partial(httpx.get, f"{server.url}/health/ready", timeout=TIMEOUT)
         doctor = ["doctor", "--url", server.url]
         first, good = ask().json(), checks_of(program.run(*doctor).out)
         valkey.stop()

@@ -16,7 +16,7 @@ import pytest
 from waiting import wait_until
 
 from cli.conftest import Stack
-from cli.program import Program, RunningServer
+from cli.program import TIMEOUT, Program, RunningServer
 
 JOBS = """
 import asyncio
@@ -166,7 +166,7 @@ def test_a_worker_logs_json(stack: Stack, name: str, run: str, options: list[str
 def test_a_server_logs_json(program: Program) -> None:
     """Each line is a record: the start, without the new token, requests, and the reason of a failed start."""
     with RunningServer(program, "--access-log", LOG_FORMAT="json") as server:
-        response = httpx.get(f"{server.url}/health/live")
+        response = httpx.get(f"{server.url}/health/live", timeout=TIMEOUT)
         wait_until(lambda: "/health/live" in server.stderr)
         server.stop()
         assert server.token

@@ -139,7 +139,7 @@ def test_retention_is_shown_and_tried(stack: Stack) -> None:
 def ends_are_in_the_statistics(stack: Stack, ids: list[str]) -> bool:
     """Return whether the statistics have read the ends of these tasks, so that they may be purged."""
     headers = {"Authorization": f"Bearer {stack.server.token}"}
-    response = httpx.get(f"{stack.server.url}/v1/joblib/statistics", headers=headers)
+    response = httpx.get(f"{stack.server.url}/v1/joblib/statistics", headers=headers, timeout=TIMEOUT)
     until = datetime.fromisoformat(response.json()["until"])
     ends = [stack.client.get_task(task_id).completed_at for task_id in ids]
     return all(end is not None and end < until for end in ends)

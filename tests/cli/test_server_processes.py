@@ -158,7 +158,7 @@ def test_several_processes_start_and_stop_like_one(server: TwoProcesses, program
     assert server.token
     assert "  processes 2\n" in server.stderr
     program.ok("jobs", "--url", server.url)
-    polling = httpx.get(f"{server.url}/socket.io/?EIO=4&transport=polling")
+    polling = httpx.get(f"{server.url}/socket.io/?EIO=4&transport=polling", timeout=TIMEOUT)
     assert (polling.status_code, polling.json()) == (400, "Invalid transport")
     # A terminal sends Ctrl-C to its whole session.
     assert os.getsid(server.process.pid) not in {os.getsid(child.pid) for child in server.children}

@@ -141,7 +141,7 @@ def test_a_terminal_has_the_link_of_a_task(stack: Stack) -> None:
     task_id, see = command.shown.split("\r\n")[:2]
     link = f"{stack.server.url}/t/{task_id[:18]}"
     assert see == f"See {link}"
-    answer = httpx.get(link)
+    answer = httpx.get(link, timeout=TIMEOUT)
     assert (answer.status_code, answer.headers["location"]) == (302, f"../#/tasks/{task_id[:18]}")
     with OnTerminal(stack.program, "task", task_id, is_output=True) as shown:
         assert shown.end()[0] == 0

@@ -6,7 +6,7 @@ from contextlib import closing
 from pathlib import Path
 
 import httpx
-from cli.program import Program, RunningServer
+from cli.program import TIMEOUT, Program, RunningServer
 
 from docs.code import code
 from docs.commands import commands, typed
@@ -36,7 +36,10 @@ def test_a_copy_of_a_running_server_is_a_working_queue(tmp_path: Path) -> None:
     [copy] = re.findall(r"'(.*)'", statement())
     program = Program(tmp_path, ADMIN_TOKEN=TOKEN)
     headers = {"Authorization": f"Bearer {TOKEN}"}
-    with RunningServer(program) as server, httpx.Client(base_url=server.url, headers=headers) as client:
+    with (
+        RunningServer(program) as server,
+        httpx.Client(base_url=server.url, headers=headers, timeout=TIMEOUT) as client,
+    ):
         assert client.put(JOBS, json=JOB).status_code == 201
         before = client.post(SUBMIT, json={"payload": {"width": 3}}).json()["id"]
         with closing(sqlite3.connect(tmp_path / "zndraw-joblib.db")) as connection:
@@ -45,7 +48,7 @@ def test_a_copy_of_a_running_server_is_a_working_queue(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / copy}"
     with (
         RunningServer(program, "--database-url", url) as server,
-        httpx.Client(base_url=server.url, headers=headers) as client,
+        httpx.Client(base_url=server.url, headers=headers, timeout=TIMEOUT) as client,
     ):
         tasks = client.get("/v1/joblib/rooms/lab/tasks").json()["items"]
         assert [task["id"] for task in tasks] == [before]

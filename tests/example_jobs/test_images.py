@@ -24,7 +24,7 @@ def test_an_image_is_stored_as_png(
     assert task.error is None
     server = examples.server
     url = f"{server.url}/v1/joblib/tasks/{task.id}/result"
-    answer = httpx.get(url, headers={"Authorization": f"Bearer {server.token}"})
+    answer = httpx.get(url, headers={"Authorization": f"Bearer {server.token}"}, timeout=TIMEOUT)
     assert (answer.status_code, answer.headers["content-type"]) == (200, "image/png")
     assert not answer.headers.get("content-disposition", "").startswith("attachment")
     stored = examples.client.download_result(task.id, tmp_path / "image.png")

@@ -81,7 +81,9 @@ def test_a_worker_survives_odd_errors_and_refusals(programs: Path, server: Serve
     with (
         node(programs / "faults.js", server.url, server.token) as worker,
         Queue(server.url, server.token, room="lab") as queue,
-        httpx.Client(base_url=server.url, headers={"Authorization": f"Bearer {server.token}"}) as client,
+        httpx.Client(
+            base_url=server.url, headers={"Authorization": f"Bearer {server.token}"}, timeout=60
+        ) as client,
     ):
         invalid = worker.wait_for("invalid: ")
         assert 'JoblibError: headers: "Authorization" cannot be sent' in invalid
