@@ -12,7 +12,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from waiting import until
 
-from service.test_mixed_load import Actor, deadlocks
+from service.test_mixed_load import Actor, deadlocks, run_together
 from zndraw_joblib.server.admin import sql_operators
 from zndraw_joblib.server.process.settings import ServerSettings
 from zndraw_joblib.server.queue import rules_providers, sql_worker_tokens
@@ -91,8 +91,7 @@ async def test_two_replicas_with_every_limit(
         for index, replica in enumerate(replicas)
         for number in range(6)
     ]
-    async with asyncio.timeout(120):
-        await asyncio.gather(*[actor.run() for actor in actors])
+    await run_together(actors)
     assert await deadlocks(engine) == before
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -127,6 +127,13 @@ class Actor:
         await self.replica.runtime.database.read(page)
 
 
+async def run_together(actors: Sequence[Actor]) -> None:
+    """Run actors at the same time. After an error in one, none of the others sends another request."""
+    async with asyncio.timeout(120), asyncio.TaskGroup() as group:
+        for actor in actors:
+            group.create_task(actor.run())
+
+
 async def deadlocks(engine: AsyncEngine) -> int:
     """Return the number of deadlocks that PostgreSQL resolved in this database."""
     async with engine.connect() as connection:
@@ -155,8 +162,7 @@ async def test_two_replicas_under_mixed_load(
         for index, replica in enumerate(replicas)
         for number in range(ACTORS)
     ]
-    async with asyncio.timeout(120):
-        await asyncio.gather(*[actor.run() for actor in actors])
+    await run_together(actors)
     answers = sum((actor.answers for actor in actors), Counter())
     assert {"register", "submit", "claim", "report", "leave", "cycle"} <= set(answers), answers
     while not any(actor.sweeper.actions["expire-worker"] for actor in actors):
