@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import time
 import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -349,17 +350,18 @@ class LockedDatabase:
         self.batches: list[list[str]] = []
         self.patience: list[float] = []
         self.written: list[str] = []
-        # Each refused batch, and how many batches had begun by then.
-        self.refused: list[tuple[list[str], int]] = []
+        self.refused: list[list[str]] = []
 
     async def commit(self, items: Sequence[str], lock_seconds: float) -> list[str]:
-        """Raise `RowLocked` after a while if another transaction holds a row."""
+        """Raise `RowLocked` if another transaction holds a row for a while."""
         self.batches.append(list(items))
         self.patience.append(lock_seconds)
-        if self.locked & set(map(row_of, items)):
-            await asyncio.sleep(lock_seconds / 10)
-            self.refused.append((list(items), len(self.batches)))
-            raise RowLocked
+        gives_up = time.monotonic() + lock_seconds / 10
+        while self.locked & set(map(row_of, items)):
+            if time.monotonic() > gives_up:
+                self.refused.append(list(items))
+                raise RowLocked
+            await asyncio.sleep(min(lock_seconds / 10, 0.01))
         self.written += items
         return [f"done {item}" for item in items]
 
@@ -401,18 +403,60 @@ async def test_items_of_a_known_lock_stop_no_batch_of_others() -> None:
     assert database.batches[-1] == ["a 4", "b 4"]
 
 
-async def test_attempts_for_a_known_lock_wait_twice_as_long_each_time() -> None:
-    """They begin with 20 ms; while a lock is known, no batch waits for longer than a quarter of a second."""
+async def test_attempts_for_a_known_lock_wait_longer_each_time() -> None:
+    """They begin with 20 ms, and after four brief ones wait as long as their first item may.
+
+    Several rows share this time. While a lock is known, no other batch waits for longer than 0.25 s.
+    """
     database = LockedDatabase()
     database.locked = {"a"}
     batcher: Batcher[str, str] = Batcher(database.commit, lambda: 1, row_of, lock_seconds=60)
-    waiting = asyncio.create_task(batcher.put("a 1"))
-    await until(lambda: len(database.patience) == 7)
-    assert database.patience == [1.0, 0.02, 0.04, 0.08, 0.16, 0.25, 0.25]
+    waiting = [asyncio.create_task(batcher.put("a 1"))]
+    await until(lambda: len(database.patience) == 6)
+    assert database.patience[:5] == [1.0, 0.02, 0.04, 0.08, 0.16]
+    assert 50 < database.patience[5] < 60
     await batcher.put("b 1")
     assert database.patience[database.batches.index(["b 1"])] == 0.25
-    database.locked.clear()
-    await waiting
+    database.locked |= {"c", "d"}
+    waiting += [asyncio.create_task(batcher.put(item)) for item in ("c 1", "d 1")]
+    await until(lambda: len(batcher.batches) == 1 and len(database.batches) > 14)
+    database.locked -= {"a"}
+    await until(lambda: database.patience[-1] > 1)
+    assert 25 < database.patience[-1] < 30
+    database.locked = set()
+    await asyncio.gather(*waiting)
+
+
+class BusyRow:
+    """A row that transactions lock in the order in which they ask for it. Some do so all the time."""
+
+    def __init__(self) -> None:
+        self._row = asyncio.Lock()
+
+    async def commit(self, items: Sequence[str], lock_seconds: float) -> list[str]:
+        """Raise `RowLocked` if the others before this transaction need too long."""
+        try:
+            async with asyncio.timeout(lock_seconds / 10), self._row:
+                return [f"done {item}" for item in items]
+        except TimeoutError:
+            raise RowLocked from None
+
+    async def hold(self) -> None:
+        """Lock the row for a moment, again and again."""
+        while True:
+            async with self._row:
+                await asyncio.sleep(0.03)
+
+
+async def test_an_item_keeps_its_place_in_the_queue_of_a_busy_row() -> None:
+    """A transaction that gives up loses its place, so items of a row that others queue for would starve."""
+    row = BusyRow()
+    others = [asyncio.create_task(row.hold()) for _ in range(6)]
+    batcher: Batcher[str, str] = Batcher(row.commit, lambda: 1, row_of, lock_seconds=20)
+    async with asyncio.timeout(30):
+        assert await put_all(batcher, ["a 1", "a 2"]) == ["done a 1", "done a 2"]
+    for other in others:
+        other.cancel()
 
 
 async def test_a_lock_is_forgotten_after_its_last_item() -> None:
@@ -441,20 +485,20 @@ async def test_a_lock_stays_known_after_its_last_item() -> None:
     assert [batch for batch in database.batches if len(batch) > 1] == [["a 0", "b 0"]]
 
 
-async def test_locks_take_turns_and_new_ones_come_first() -> None:
-    """The rows of a refused batch are tried before those that were locked when they were tried alone."""
+async def test_locks_take_turns_and_new_ones_wait_for_none() -> None:
+    """The rows of a refused batch are tried while longer attempts wait for those that stay locked."""
     database = LockedDatabase()
     database.locked = {"a", "b", "c"}
     batcher: Batcher[str, str] = Batcher(database.commit, lambda: 1, row_of, lock_seconds=60)
     waiting = [asyncio.create_task(put_all(batcher, ["a 1", "b 1", "c 1"]))]
-    await until(lambda: len(database.batches) > 12)
-    single = [batch[0] for batch in database.batches[1:]]
+    await until(lambda: len(database.batches) > 13)
+    single = [batch[0] for batch in database.batches[1:10]]
     assert all(len({*single[start : start + 3]}) == 3 for start in range(len(single) - 2))
     database.locked.add("d")
     waiting.append(asyncio.create_task(put_all(batcher, ["d 1", "e 1"])))
     await until(lambda: "e 1" in database.written)
-    [begun] = [begun for items, begun in database.refused if items == ["d 1", "e 1"]]
-    assert sorted(database.batches[begun : begun + 2]) == [["d 1"], ["e 1"]]
+    index = database.refused.index(["d 1", "e 1"])
+    assert {row_of(items[0]) for items in database.refused[index:]} == {"d"}
     database.locked = set()
     async with asyncio.timeout(30):
         await asyncio.gather(*waiting)

@@ -410,6 +410,7 @@ class Database(ABC):
 
         Raises `RowLocked` if another transaction holds a lock for longer than `lock_seconds`.
         """
+        lock_seconds = self._limits.batch_lock(lock_seconds, is_short=is_short)
         write = partial(self._write, lambda tx: work(self.prepared(tx), items), is_short, lock_seconds)
         committed: tuple[Result, Transaction] = await _retry(write)
         tx = committed[1]

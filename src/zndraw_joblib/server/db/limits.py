@@ -52,6 +52,10 @@ class Limits:
         """Return how long a transaction may take."""
         return min(self.response, self.statement) if is_short else self.statement
 
+    def batch_lock(self, seconds: float, *, is_short: bool) -> float:
+        """Return how long a batch that may wait `seconds` for a lock does: it may wait for two of them."""
+        return min(seconds, self.lock, max(self.session_lock, self.transaction(is_short=is_short) / 2))
+
 
 class SingleWrites:
     """Bounds the writes that run outside batches, and how long they wait for locks.

@@ -187,10 +187,15 @@ class PostgresDatabase(Database):
     ) -> tuple[Result, Transaction]:
         if lock_seconds is None:
             async with self._single_writes.slot() as patience:
-                return await self._write(work, is_short, patience)
+                return await self._write_within(work, is_short, patience, is_repeated=True)
+        return await self._write_within(work, is_short, lock_seconds, is_repeated=False)
+
+    async def _write_within(
+        self, work: Work[Result], is_short: bool, lock_seconds: float, *, is_repeated: bool
+    ) -> tuple[Result, Transaction]:
         seconds = self._limits.transaction(is_short=is_short)
         async with self._connection() as connection:
-            opened = self._open(connection, lock_seconds)
+            opened = self._open(connection, lock_seconds, is_repeated=is_repeated)
             try:
                 async with asyncio.timeout(seconds):
                     result = await run(work, opened.transaction)
@@ -279,13 +284,15 @@ class PostgresDatabase(Database):
         execute = self._observed(connection, partial(self._execute, connection))
         return Transaction(execute, is_sqlite=False, clock=self._clock)
 
-    def _open(self, connection: Any, lock_seconds: float) -> "_Opened":
+    def _open(self, connection: Any, lock_seconds: float, *, is_repeated: bool) -> "_Opened":
         begin, own = "BEGIN", self._limits.session_lock
         if lock_seconds != own:
             begin += f"; SET LOCAL lock_timeout = {milliseconds(lock_seconds)}"
         execute = self._observed(connection, partial(self._execute, connection))
-        # A statement without BEGIN that may wait for longer is repeated after a lock timeout.
-        return _Opened(connection, execute, begin, may_skip_begin=lock_seconds >= own, clock=self._clock)
+        # A statement without BEGIN waits for the time of the session. If it may wait for longer, it has to be
+        # repeated after a lock timeout, at the end of the queue of the lock.
+        may_skip_begin = lock_seconds == own or (is_repeated and lock_seconds > own)
+        return _Opened(connection, execute, begin, may_skip_begin=may_skip_begin, clock=self._clock)
 
     async def _execute(
         self, connection: Any, statement: Executable, params: Values | Sequence[Values] | None = None

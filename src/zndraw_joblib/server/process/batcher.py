@@ -30,8 +30,9 @@ _CYCLES_TO_ARRIVE = 2
 # a busy machine, a batch may wait this long for another batch of the same job.
 LOCK_SECONDS = 1.0
 _PROMPT_SECONDS = 0.25
-# How long the first attempt to commit items of one lock may wait for it; doubled at each further attempt.
+# How long the first attempt to commit items of one lock may wait for it; doubled at each further brief one.
 _FIRST_TRY_SECONDS = 0.02
+_BRIEF_TRIES = 4
 
 
 class Pending(Protocol[Result_contra]):
@@ -228,7 +229,7 @@ class _Queue(Generic[Item, Result]):
     @property
     def all_tasks(self) -> set[asyncio.Task[None]]:
         """Return the tasks that commit batches."""
-        return self.tasks | ({self._blocked.task} if self._blocked.task else set())
+        return self.tasks | self._blocked.tasks
 
     def add(self, item: Item, pending: Pending[Result | Exception]) -> None:
         if (count := len(self._waiting) + self._blocked.count) >= self._limit.share:
@@ -342,9 +343,27 @@ class _Group(Generic[Item, Result]):
     tries: int = 0
     is_in_turn: bool = False
 
+    @property
+    def is_patient(self) -> bool:
+        """Whether the lock was held at each brief attempt."""
+        return self.tries >= _BRIEF_TRIES
+
+
+@dataclass(slots=True)
+class _Turns:
+    """Locks to try one after the other, and the task that tries them."""
+
+    locks: deque[str] = field(default_factory=deque)
+    task: asyncio.Task[None] | None = None
+
 
 class _Blocked(Generic[Item, Result]):
-    """Items that need a lock of another transaction, committed lock by lock by one task.
+    """Items that need a lock of another transaction, committed lock by lock.
+
+    The first attempts are brief, so that a free lock never waits for one that is held. A transaction that
+    gives up has lost its place in the queue of the lock: if many transactions take the lock in turn, brief
+    attempts may all fail. The next ones are therefore patient: they wait until the first item fails, or for
+    an equal part of this time if there are several such locks. A second task makes them, one by one.
 
     A lock stays known for a while after its last item has failed, so that later items are added here at once.
     """
@@ -364,9 +383,13 @@ class _Blocked(Generic[Item, Result]):
         self._lock_seconds = lock_seconds
         # The items by the lock that they need, and that is known to be held.
         self.groups: dict[str, _Group[Item, Result]] = {}
-        self._turns: deque[str] = deque()
-        self.task: asyncio.Task[None] | None = None
+        self._brief, self._patient = _Turns(), _Turns()
         self.count = 0
+
+    @property
+    def tasks(self) -> set[asyncio.Task[None]]:
+        """The tasks that commit these items."""
+        return {turns.task for turns in (self._brief, self._patient) if turns.task is not None}
 
     def __iter__(self) -> Iterator[Entry[Item, Result]]:
         return (entry for group in self.groups.values() for entry, _ in group.entries)
@@ -382,44 +405,60 @@ class _Blocked(Generic[Item, Result]):
         group.entries.append((entry, time.monotonic() + self._lock_seconds))
         self.count += 1
         if not group.is_in_turn:
-            group.is_in_turn = True
-            # Locks that were not tried separately yet are probably free.
-            self._turns.append(lock) if group.tries else self._turns.appendleft(lock)
-        if self.task is None or self.task.done():
-            self.task = create_shared_task(self._run())
+            self._put_in_turn(lock, group)
 
-    async def _run(self) -> None:
+    def _put_in_turn(self, lock: str, group: _Group[Item, Result]) -> None:
+        group.is_in_turn = True
+        turns = self._patient if group.is_patient else self._brief
+        # Locks that were not tried separately yet are probably free.
+        turns.locks.append(lock) if group.tries else turns.locks.appendleft(lock)
+        if turns.task is None or turns.task.done():
+            turns.task = create_shared_task(self._run(turns))
+
+    async def _run(self, turns: _Turns) -> None:
         try:
-            while self._turns:
-                lock = self._turns.popleft()
+            while turns.locks:
+                lock = turns.locks.popleft()
                 group = self.groups[lock]
-                if await self._commit_group(lock, group):
+                if await self._commit_group(lock, group, len(turns.locks)):
                     del self.groups[lock]
                     self._put_back([entry for entry, _ in group.entries])
                     self.count -= len(group.entries)
                 elif group.entries:
-                    self._turns.append(lock)
+                    self._put_in_turn(lock, group)
                 else:
                     group.is_in_turn = False
                     asyncio.get_running_loop().call_later(self._lock_seconds, self._forget, lock, group)
         except BaseException:
-            for group in self.groups.values():
-                for (_, future), _ in group.entries:
-                    future.cancel()
-            self.groups.clear()
-            self._turns.clear()
-            self.count = 0
+            self._cancel_all()
             raise
         finally:
-            self.task = None  # a task refers to its event loop
+            turns.task = None  # a task refers to its event loop
 
-    async def _commit_group(self, lock: str, group: _Group[Item, Result]) -> bool:
+    def _cancel_all(self) -> None:
+        for group in self.groups.values():
+            for (_, future), _ in group.entries:
+                future.cancel()
+        self.groups.clear()
+        self.count = 0
+        for turns in (self._brief, self._patient):
+            turns.locks.clear()
+            if turns.task is not None and turns.task is not asyncio.current_task():
+                turns.task.cancel()
+
+    def _patience(self, group: _Group[Item, Result], gives_up: float, others: int) -> float:
+        """Return how long an attempt waits, while `others` wait for the next one of their locks."""
+        if not group.is_patient:
+            return min(_PROMPT_SECONDS, _FIRST_TRY_SECONDS * 2.0**group.tries)
+        return max(_PROMPT_SECONDS, (gives_up - time.monotonic()) / (1 + others))
+
+    async def _commit_group(self, lock: str, group: _Group[Item, Result], others: int) -> bool:
         """Commit items that need one lock. Return whether the lock was free."""
         count = self._scale.count(item for (item, _), _ in group.entries)
         entries = [group.entries.popleft() for _ in range(count)]
         self.count -= len(entries)
         live = [(entry, gives_up) for entry, gives_up in entries if not entry[1].done()]
-        patience = min(_PROMPT_SECONDS, _FIRST_TRY_SECONDS * 2 ** min(group.tries, 10))
+        patience = self._patience(group, entries[0][1], others)
         try:
             results = await self._commit([entry for entry, _ in live], patience)
         except BaseException:
