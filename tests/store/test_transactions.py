@@ -4,6 +4,7 @@ import asyncio
 import gc
 import weakref
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -19,6 +20,7 @@ from sqlalchemy.pool import NullPool
 from zndraw_joblib.server.db.database import Database, Transaction
 from zndraw_joblib.server.db.engine import open_database, open_sessions
 from zndraw_joblib.server.db.host_sessions import SessionDatabase, begin
+from zndraw_joblib.server.db.limits import Limits, SingleWrites
 from zndraw_joblib.server.db.postgres import PostgresDatabase
 from zndraw_joblib.server.db.sqlite import SqliteDatabase
 from zndraw_joblib.server.db.tables import Job, Worker
@@ -350,3 +352,14 @@ async def test_a_closed_database_opens_again(database: Database) -> None:
         await database.write(sql_workers.add, owner_id="x")
         assert await database.read(sql_workers.count) == turn
         await database.close()
+
+
+async def test_half_of_the_writes_outside_batches_may_wait_long_for_a_lock() -> None:
+    """When one of them ends, the next attempt of another write waits long, so none starves."""
+    writes = SingleWrites(Limits(lock=5))
+    async with AsyncExitStack() as others:
+        async with writes.slot() as first:
+            rest = [await others.enter_async_context(writes.slot()) for _ in range(5)]
+        assert [first, *rest] == [5, 5, 5, 5, 0.25, 0.25]
+        async with writes.slot() as repeated, writes.slot() as brief:
+            assert (repeated, brief) == (5, 0.25)

@@ -60,14 +60,14 @@ class Limits:
 class SingleWrites:
     """Bounds the writes that run outside batches, and how long they wait for locks.
 
-    If many requests wait for a locked row, each waits only briefly, so that requests for other rows get a
-    slot.
+    If many requests wait for a locked row, half of the slots go to writes that wait only briefly, so that
+    requests for other rows get one. A write that gives up may be one of the others at its next attempt.
     """
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
-        self._running = 0
+        self._patient = 0
 
     @asynccontextmanager
     async def slot(self) -> AsyncIterator[float]:
@@ -78,10 +78,10 @@ class SingleWrites:
                 await slots.acquire()
         except TimeoutError:
             raise Unresponsive(f"{_SINGLE_WRITES} writes already wait for it") from None
-        self._running += 1
-        is_crowded = self._running > _SINGLE_WRITES // 2
+        is_patient = self._patient < _SINGLE_WRITES // 2
+        self._patient += is_patient
         try:
-            yield min(_IMPATIENT_SECONDS, self._limits.lock) if is_crowded else self._limits.lock
+            yield self._limits.lock if is_patient else min(_IMPATIENT_SECONDS, self._limits.lock)
         finally:
-            self._running -= 1
+            self._patient -= is_patient
             slots.release()
