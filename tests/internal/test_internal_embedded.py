@@ -3,7 +3,7 @@
 import asyncio
 import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -274,15 +274,20 @@ async def test_a_run_that_does_not_end_fails_when_the_server_stops(
     assert (after["status"], after["error_code"]) == ("failed", "worker-lost")
 
 
+def execute(path: str, statement: str) -> None:
+    """Execute a statement on a SQLite file, and commit it."""
+    with closing(sqlite3.connect(path, timeout=60)) as connection, connection:
+        connection.execute(statement)
+
+
 @asynccontextmanager
 async def without_task_table(url: str) -> AsyncIterator[None]:
     """Rename the table of tasks inside the `with` block."""
     path = url.removeprefix("sqlite:///")
-    for statement in ("ALTER TABLE joblib_task RENAME TO away", "ALTER TABLE away RENAME TO joblib_task"):
-        with sqlite3.connect(path, timeout=60) as connection:
-            connection.execute(statement)
-        if "TO away" in statement:
-            yield
+    # In a thread: the server of this event loop may be in a transaction, which has to end first.
+    await asyncio.to_thread(execute, path, "ALTER TABLE joblib_task RENAME TO away")
+    yield
+    await asyncio.to_thread(execute, path, "ALTER TABLE away RENAME TO joblib_task")
 
 
 async def test_a_report_is_repeated_until_the_database_responds(
@@ -321,9 +326,8 @@ async def test_a_result_that_the_server_refuses_fails_the_task(client: httpx.Asy
 
 @pytest.fixture
 def impatient(settings: ServerSettings) -> ServerSettings:
-    """Return settings with one slot, whose tasks have half a second."""
+    """Return settings with one slot, which sweep often; a test sets the time limit once its task runs."""
     settings.internal_concurrency = 1
-    settings.internal_task_timeout_seconds = 0.5
     settings.sweeper_interval_seconds = 0.2
     settings.heartbeat_interval_seconds = 0.1
     settings.internal_abandon_seconds = 0.2
@@ -338,6 +342,7 @@ async def test_a_run_that_never_ends_frees_its_slot(
     async with running(create_app(impatient)) as client:
         endless = await submit(client, ONCE, journal=str(journal), gate=str(gate))
         await until(lambda: journal_entries(journal, "begin"))
+        impatient.internal_task_timeout_seconds = 0.1
         assert (await wait_for_end(client, endless))["error"] == "Internal worker timeout"
         await until(lambda: "its thread is abandoned and its slot freed" in caplog.text)
         impatient.internal_task_timeout_seconds = 60
@@ -365,14 +370,15 @@ async def test_the_number_of_abandoned_runs_is_bounded(
         async def is_not_ready() -> bool:
             return not await is_ready()
 
-        await submit(client, ONCE, journal=str(journal), gate=str(gate))
-        await until(lambda: "its slot freed" in caplog.text)
-        await submit(client, ONCE, journal=str(journal), gate=str(gate))
-        await until(lambda: "keeps its slot" in caplog.text)
+        for number, text in enumerate(("its slot freed", "keeps its slot"), 1):
+            await submit(client, ONCE, journal=str(journal), gate=str(gate))
+            await until(lambda number=number: len(journal_entries(journal, "begin")) == number)
+            impatient.internal_task_timeout_seconds = 0.1
+            await until(lambda text=text: text in caplog.text)
+            impatient.internal_task_timeout_seconds = 60
         await until(is_not_ready)
         status, text = await state()
         assert (status, "internal_max_abandoned" in text) == (503, True)
-        impatient.internal_task_timeout_seconds = 60
         waits = await submit(client, END_AS)
         assert (await client.get(f"{V1}/tasks/{waits['id']}")).json()["status"] == "claimed"
         gate.touch()
