@@ -30,7 +30,7 @@ async def test_a_job_in_the_server_may_fork(database_url: str, monkeypatch: pyte
         async with server.client() as client:
             await check_forks(client, server.process.pid)
         server.interrupt()
-        assert server.process.wait(20) == 0
+        assert server.process.wait(60) == 0
 
 
 async def test_a_job_in_an_internal_worker_may_fork(settings: dict[str, Any]) -> None:
@@ -40,4 +40,4 @@ async def test_a_job_in_an_internal_worker_may_fork(settings: dict[str, Any]) ->
             with WorkerProcess(INTERNAL_WORKER, **settings, internal_extensions=FORKING) as worker:
                 await check_forks(client, worker.process.pid)
                 worker.process.terminate()
-                assert worker.process.wait(20) == 0
+                assert worker.process.wait(60) == 0
