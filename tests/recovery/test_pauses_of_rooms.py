@@ -14,6 +14,7 @@ from recovery.test_internal_dispatch import start, worker
 from recovery.test_internal_order import BoundedBroker, broker, submit  # noqa: F401 - a fixture
 from recovery.test_time_limits import LONG, SOON
 from zndraw_joblib.server.admin import rules_overview
+from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.tables import Pause
 from zndraw_joblib.server.queue import rules_history, rules_pauses, rules_sweep
 from zndraw_joblib.wire.messages import EmptyReason
@@ -140,8 +141,12 @@ async def test_a_pause_with_an_end_is_ended_in_time(open_replica: OpenReplica) -
     job = await replica.register()
     task = await replica.submit(job)
     loop = asyncio.create_task(replica.scheduler.run())
-    now = await replica.runtime.database.read(lambda tx: tx.now())
-    await replica.pause_room("lab", now + timedelta(seconds=0.3))
+
+    async def pause(tx: Transaction) -> None:
+        # By the time of this transaction: a slow machine needs longer than the pause for another one.
+        await rules_pauses.pause(tx, ADMIN, "lab", until=await tx.now() + timedelta(seconds=0.3))
+
+    await replica.runtime.write(pause)
     waiting = asyncio.create_task(replica.claim(job.worker_id, wait=LONG))
     async with asyncio.timeout(SOON):
         claimed_task = await waiting
