@@ -12,6 +12,7 @@ from waiting import wait_until
 
 from zndraw_joblib.client.connection import Connection, connect
 from zndraw_joblib.server.host.app import create_app
+from zndraw_joblib.server.process.own_clock import TestClock
 from zndraw_joblib.server.process.settings import ServerSettings
 
 TOKEN = "a-token-for-the-tests"
@@ -25,18 +26,22 @@ def is_release(request: httpx.Request) -> bool:
 
 
 class LiveServer:
-    """The standalone app under uvicorn, in a thread; it can be stopped and started on the same port."""
+    """The standalone app under uvicorn, in a thread; it can be stopped and started on the same port.
 
-    def __init__(self, folder: Path, **settings: Any) -> None:
+    With a `clock` only a test lets much time pass, however slow the machine is.
+    """
+
+    def __init__(self, folder: Path, *, clock: TestClock | None = None, **settings: Any) -> None:
         given = {"database_url": f"sqlite+aiosqlite:///{folder}/{uuid4().hex}.db", "admin_token": TOKEN}
         self.settings = ServerSettings(**(given | settings))
+        self.clock = clock
         # Held, so that no other program gets it during a restart.
         self.port = free_port()
         self.start()
 
     def build(self) -> Any:
         """Return the app to serve."""
-        return create_app(self.settings)
+        return create_app(self.settings, clock=self.clock)
 
     def start(self) -> None:
         """Start the server, and return when it serves requests."""
@@ -62,6 +67,12 @@ class LiveServer:
         self.runtime.waiters.close()
         self._uvicorn.should_exit = True
         self._thread.join(30)
+
+    def advance(self, seconds: float, *, keep_workers: bool = False) -> None:
+        """Advance the clock of the server, which does what is due then; return when that is done."""
+        body = {"seconds": seconds, "keep_workers": keep_workers}
+        headers = {"Authorization": f"Bearer {TOKEN}"}
+        httpx.post(f"{self.url}/clock/advance", json=body, headers=headers, timeout=60).raise_for_status()
 
     @property
     def url(self) -> str:

@@ -14,6 +14,7 @@ from sdk.jobs import Add
 from sdk.live import TOKEN, LiveServer, is_release
 from sdk.proxy import Proxy
 from zndraw_joblib.client.connection import Connection, connect
+from zndraw_joblib.server.process.own_clock import TestClock
 from zndraw_joblib.wire.statuses import TaskStatus
 from zndraw_joblib.worker import session
 from zndraw_joblib.worker.manager import JobManager
@@ -49,7 +50,7 @@ def test_a_task_of_an_old_claim_runs_only_after_the_server_agreed(
     own_server: Callable[..., LiveServer], worker: Make, room: str
 ) -> None:
     """A machine is suspended while its claim is answered: another worker has run the task meanwhile."""
-    live = own_server(worker_timeout_seconds=2, sweeper_interval_seconds=0.1)
+    live = own_server(clock=TestClock())
     by: list[str] = []
     with live.connect() as suspended, live.connect() as api:
         late = Late(suspended, by)
@@ -59,8 +60,10 @@ def test_a_task_of_an_old_claim_runs_only_after_the_server_agreed(
         first.register(Add, room=room)
         task_id = caller.submit(Add(), room=room, job_room=room)
         assert late.is_answered.wait(30)
+        live.advance(61)
         second = worker(lambda task: by.append("second"), at=api)
         second.register(Add, room=room)
+        live.advance(10, keep_workers=True)  # the pause before the second attempt
         assert caller.wait_for(task_id, 60).status == TaskStatus.COMPLETED
         assert late.has_asked.wait(30)
         for each in (first, second, caller):
@@ -115,14 +118,16 @@ def test_more_tasks_than_a_request_may_have_are_released(worker: Make, room: str
     assert held.to_name() == []
 
 
-def test_what_has_ended_is_not_run_again_after_a_requeue(worker: Make, room: str, server: LiveServer) -> None:
+def test_what_has_ended_is_not_run_again_after_a_requeue(
+    worker: Make, room: str, server: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its outcome waits because the server was away; only what still runs returns to its queue."""
-    events, ends, is_away = [threading.Event() for _ in range(3)], list[int](), threading.Event()
+    events, is_away = [threading.Event() for _ in range(3)], threading.Event()
+    monkeypatch.setattr(session, "_LAST_REPORT_SECONDS", 30.0)
 
     def execute(task: ClaimedTask) -> int:
         number: int = task.extension.a
         events[number].wait(60)
-        ends.append(number)
         return number
 
     def away(_: str, path: str) -> bytes | None:
@@ -138,7 +143,8 @@ def test_what_has_ended_is_not_run_again_after_a_requeue(worker: Make, room: str
         events[0].set()
         wait_until(lambda: proxy.answered.total() >= 3)
         events[1].set()
-        wait_until(lambda: len(ends) == 2)
+        held = manager._session._held
+        wait_until(lambda: len(held._reported) == 2)
         is_away.clear()
         manager.disconnect(0, requeue=True)
         statuses = [caller.get_task(task_id).status for task_id in ids]
@@ -162,15 +168,12 @@ class HeldUploads(Proxy):
             wait_until(next(is_over for task_id, is_over in self.until.items() if task_id in path))
 
 
-@pytest.fixture
-def upload_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shorten the time that uploads have at the end."""
-    monkeypatch.setattr(session, "_LAST_REPORT_SECONDS", 2.0)
-
-
-@pytest.mark.usefixtures("upload_seconds")
 def test_what_has_ended_is_uploaded_and_reported_or_requeued(
-    worker: Make, room: str, server: LiveServer, caplog: pytest.LogCaptureFixture
+    worker: Make,
+    room: str,
+    server: LiveServer,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """An upload has time to end, and its task does not run again; one that takes too long is requeued.
 
@@ -185,6 +188,14 @@ def test_what_has_ended_is_uploaded_and_reported_or_requeued(
     def statuses() -> list[str]:
         return [caller.get_task(task_id).status for task_id in ids]
 
+    wait_for_reports = HeldTasks.wait_for_reports
+
+    def wait_for_upload(held: HeldTasks, seconds: float) -> None:
+        # The time of the other upload is over when the first one is reported, also on a slow machine.
+        while statuses()[UPLOADED] != TaskStatus.COMPLETED:
+            wait_for_reports(held, 0.05)
+
+    monkeypatch.setattr(HeldTasks, "wait_for_reports", wait_for_upload)
     with HeldUploads(server.url) as proxy, connect(proxy.url, TOKEN) as api:
         manager = worker(execute, at=api, concurrency=3)
         manager.register(Add, room=room)

@@ -19,6 +19,7 @@ from sdk.live import TOKEN, LiveServer
 from sdk.proxy import Proxy, raw
 from zndraw_joblib.client import calls
 from zndraw_joblib.client.connection import Connection, connect
+from zndraw_joblib.server.process.own_clock import TestClock
 from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.messages import BatchSubmitRequest, TaskToSubmit, TaskUpdateRequest
 from zndraw_joblib.wire.statuses import TaskStatus
@@ -386,7 +387,7 @@ def test_tasks_of_a_killed_worker_are_recovered(
     worker: Make, room: str, own_server: Callable[..., LiveServer], tmp_path: Path
 ) -> None:
     """Also those that were claimed ahead: the job's retry policy decides, as for the one that ran."""
-    live = own_server(worker_timeout_seconds=3, sweeper_interval_seconds=0.1)
+    live = own_server(clock=TestClock())
     running = tmp_path / "running"
     with live.connect() as api:
         caller = worker(at=api)
@@ -402,8 +403,10 @@ def test_tasks_of_a_killed_worker_are_recovered(
         wait_until(running.exists, 60)
         killed.kill()
         killed.wait()
+        live.advance(61)
         second = worker(lambda task: task.extension.a, at=api)
         second.register(Add, room=room)
+        live.advance(10, keep_workers=True)  # the pause before the second attempt
         ended = [caller.wait_for(task_id, 60) for task_id in ids]
         assert {task.status for task in ended} == {TaskStatus.COMPLETED}
         assert ended[50].attempt == 2

@@ -8,15 +8,18 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from uuid import UUID
 
 import httpx
 import pytest
-from waiting import wait_until
+from waiting import suspend, wait_until
 
 from sdk.jobs import Add
 from sdk.live import TOKEN, LiveServer, is_release
 from zndraw_joblib.client.connection import Connection, connect
+from zndraw_joblib.server.process.own_clock import TestClock
 from zndraw_joblib.wire.statuses import TaskStatus
 from zndraw_joblib.worker.manager import JobManager
 from zndraw_joblib.worker.serving import serve
@@ -174,11 +177,17 @@ def test_a_signal_ends_the_wait_for_a_server(room: str, caplog: pytest.LogCaptur
         assert time.monotonic() - began < 20
 
 
+def heartbeat_of(caller: JobManager, worker_id: UUID | None) -> datetime:
+    """Return the time of the last heartbeat of a worker."""
+    return next(known.last_heartbeat for known in caller.workers().items if known.id == worker_id)
+
+
 def test_a_busy_worker_finishes_and_claims_no_more(
     own_server: Callable[..., LiveServer], worker: Make, room: str
 ) -> None:
     """While the last task runs, beyond the worker timeout, heartbeats continue and no task is claimed."""
-    live = own_server(worker_timeout_seconds=2, sweeper_interval_seconds=0.1)
+    # Without sweeps: a slow machine may miss a timeout of two seconds.
+    live = own_server(worker_timeout_seconds=2, sweeper_interval_seconds=3600)
     running, may_end = threading.Event(), threading.Event()
 
     def execute(task: ClaimedTask) -> int:
@@ -197,7 +206,8 @@ def test_a_busy_worker_finishes_and_claims_no_more(
         leaving.start()
         wait_until(lambda: manager.jobs(room).items[0].workers == [other.worker_id])
         second = manager.submit(Add(), room=room, job_room=room)
-        leaving.join(2.5)
+        worker_id, began = manager.worker_id, datetime.now(UTC)
+        wait_until(lambda: heartbeat_of(other, worker_id) - began > timedelta(seconds=2.5))
         assert leaving.is_alive()
         assert manager.get_task(second).status == TaskStatus.PENDING
         may_end.set()
@@ -266,8 +276,7 @@ def execute(task):
 before = signal.getsignal(signal.SIGINT)
 with connect(url, token) as api, JobManager(api, execute=execute, long_poll=1) as manager:
     manager.register(Add, room=room)
-    Path(folder, "ready").touch()
-    manager.wait()
+    manager.wait(Path(folder, "ready").touch)
     assert signal.getsignal(signal.SIGINT) is before
 Path(folder, "left").touch()
 """
@@ -350,12 +359,13 @@ def test_a_process_that_was_stopped_recovers(
     own_server: Callable[..., LiveServer], room: str, worker: Make, script: Start
 ) -> None:
     """A process that was stopped for longer than its worker timeout registers again and serves."""
-    live = own_server(worker_timeout_seconds=2, sweeper_interval_seconds=0.1)
+    live = own_server(clock=TestClock())
     child = script(live)
     with live.connect() as api:
         caller = worker(at=api)
-        child.process.send_signal(signal.SIGSTOP)
-        wait_until(lambda: not caller.workers().items)
+        suspend(child.process.pid)
+        live.advance(61)
+        assert not caller.workers().items
         child.process.send_signal(signal.SIGCONT)
         wait_until(lambda: caller.workers().items)
         wait_until(lambda: caller.jobs(room).items)
