@@ -287,12 +287,14 @@ def test_a_lost_connection_is_a_line_above_the_bar(reporting: Stack, tmp_path: P
 
 def test_the_bar_shows_why_an_attempt_failed(tmp_path: Path) -> None:
     """And when the next one begins; at the end, how long all took."""
-    jobs = JOBS.replace("base_seconds=0", "base_seconds=2")
+    jobs = JOBS.replace("base_seconds=0", "base_seconds=3600")
     with (
         serving(tmp_path, jobs, ["Report"]) as stack,
         OnTerminal(stack.program, "submit", "Report", "then=fail", "--wait") as command,
     ):
         command.read_until("pending: attempt 1 failed (ValueError: attempt 1), the next one begins in")
+        [task] = stack.client.tasks("default").items
+        stack.program.ok("run-now", str(task.id))
         assert command.end()[0] == 1
 
 
