@@ -237,9 +237,11 @@ def test_quiet_logs_only_failures(stack: Stack) -> None:
 SHORT_TASKS = """
 import logging, time
 from types import SimpleNamespace
+from zndraw_joblib.jobs import logs
 from zndraw_joblib.jobs.logs import LogConfig, LogFormat, LogThreshold
 from zndraw_joblib.jobs.run import Outcome
 from zndraw_joblib.worker.tasks import log_end, log_start
+logs._COUNT_SECONDS = 600  # until this program ends
 LogConfig(LogThreshold.INFO, LogFormat.{format}).apply()
 def end(name, seconds, error=None):
     cancelled = SimpleNamespace(is_set=lambda: False)
