@@ -206,8 +206,10 @@ def test_an_exception_that_no_task_has_is_named(stack: Stack) -> None:
     with OnTerminal(stack.program, "tasks", "--error-code", "none", is_output=True) as listed:
         assert listed.end()[0] == 0
     assert "0 tasks in room default; --all-rooms looks in all rooms" in listed.shown
-    stack.program.ok("submit", "Twin", "--room", "lonely", "--delay", "1h")
-    waiting = ["--job", "Twin", "--status", "pending"]
+    # A job of its own: tasks of others may wait for the worker.
+    stack.program.ok("register", "@global:jobs:lonely")
+    stack.program.ok("submit", "lonely", "--room", "lonely", "--delay", "1h")
+    waiting = ["--job", "lonely", "--status", "pending"]
     with OnTerminal(stack.program, "tasks", *waiting, is_output=True) as listed:
         assert listed.end()[0] == 0
     assert "0 tasks in room default; others have some: --room lonely (1)" in listed.shown
