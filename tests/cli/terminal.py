@@ -3,12 +3,15 @@
 import codecs
 import os
 import pty
+import select
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
+import psutil
 from waiting import wait_until
 
 from cli.program import TIMEOUT, Program
@@ -55,14 +58,26 @@ class OnTerminal:
         os.write(self._ours, text.encode())
 
     def interrupt(self) -> None:
-        """Press Ctrl-C at a question until the command ends: Python misses one just before it reads."""
+        """Press Ctrl-C at a question until the command answers: Python misses one just before it reads.
 
-        def has_ended() -> bool:
-            if self.process.poll() is None:
+        A second one would end a command that is about to end with a traceback.
+        """
+        begin = len(self.shown)
+
+        def reads() -> bool:
+            return psutil.Process(self.process.pid).status() == psutil.STATUS_SLEEPING
+
+        def has_answered() -> bool:
+            while select.select([self._ours], [], [], 0)[0]:
+                self.shown += self._decode(os.read(self._ours, 65536))
+            is_over = "\n" in self.shown[begin:] or self.process.poll() is not None
+            if not is_over and reads():
                 self.process.send_signal(signal.SIGINT)
-            return self.process.poll() is not None
+            return is_over
 
-        wait_until(has_ended, interval=2)
+        wait_until(reads)
+        with suppress(OSError):  # Linux: all ends of the terminal are closed
+            wait_until(has_answered, interval=0.5)
 
     def end(self) -> tuple[int, str]:
         """Read the terminal until the command has ended. Return its exit code and standard output."""
