@@ -110,14 +110,25 @@ async def test_a_worker_with_another_socket_stays(
     assert await worker_ids(rest) == []
 
 
+class GracePeriod:
+    """A grace period that a test ends."""
+
+    def __init__(self) -> None:
+        self.began, self.ended = asyncio.Event(), asyncio.Event()
+
+    async def sleep(self, _: float) -> None:
+        """Wait for the test."""
+        self.began.set()
+        await self.ended.wait()
+
+
 @pytest.mark.parametrize("sign", ["heartbeat", "claim", "report", "waiting claim"])
 async def test_a_worker_that_sends_a_request_stays(
     server: LiveServer, rest: httpx.AsyncClient, tracker: DisconnectTracker, sign: str
 ) -> None:
     """Any request of its own during the grace period counts, and so does a claim that waits."""
-    # Longer than a busy machine needs for one request.
-    server.runtime.settings.disconnect_grace_seconds = 3
-    job = await register(rest)
+    job, grace = await register(rest), GracePeriod()
+    tracker.sleep = grace.sleep
     worker_id = job["worker_id"]
     task = await submit(rest, job)
     await claim(rest, worker_id)
@@ -127,14 +138,14 @@ async def test_a_worker_that_sends_a_request_stays(
         waiting = asyncio.create_task(claim(rest, worker_id, wait=LONG))
         await until(lambda: len(server.runtime.waiters) == 1)
     await socket.disconnect()
-    await until(lambda: tracker.in_grace_period)
-    await asyncio.sleep(GRACE / 4)
+    await grace.began.wait()
     if sign == "heartbeat":
         await rest.patch(f"{V1}/workers/{worker_id}")
     elif sign == "claim":
         assert await claim(rest, worker_id) is None
     elif sign == "report":
         await report(rest, task, "running", worker_id=worker_id)
+    grace.ended.set()
     await until(lambda: tracker.is_idle)
     assert await worker_ids(rest) == [worker_id]
     if waiting is not None:

@@ -38,6 +38,9 @@ class DisconnectTracker:
     The removal checks the database, because other processes receive requests of the worker too.
     """
 
+    # How it waits for the end of a grace period.
+    sleep = staticmethod(asyncio.sleep)
+
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._rooms: dict[str, dict[UUID, set[str]]] = {}
@@ -119,7 +122,7 @@ class DisconnectTracker:
 
     async def _remove(self, worker_id: UUID, grace: float) -> None:
         since = await self._runtime.database.read(Transaction.now)
-        await asyncio.sleep(grace)
+        await self.sleep(grace)
         if self._runtime.waiters.has(worker_key(worker_id)):
             return  # a claim of the worker waits
         removed = await self._runtime.write(rules_workers.remove_if_silent, worker_id, since)
