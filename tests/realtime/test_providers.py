@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from typing import Any
 
 import httpx
@@ -15,6 +16,7 @@ from waiting import until
 from realtime.sockets import LiveServer, Socket, names, serve
 from zndraw_joblib.server.host.app import create_app
 from zndraw_joblib.server.process.settings import ServerSettings
+from zndraw_joblib.server.queue import rules_providers
 
 WAIT_SECONDS = 20
 NAME = "lab:files:home"
@@ -54,6 +56,18 @@ async def upload(rest: httpx.AsyncClient, provider: Any, request_id: str, conten
     assert response.status_code == 204, response.text
 
 
+@pytest.fixture
+def long_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a worker without a socket count as connected for longer than a busy machine needs."""
+    monkeypatch.setattr(rules_providers, "GRACE", timedelta(minutes=5))
+
+
+@pytest.fixture
+def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a worker without a socket count as connected for a moment only."""
+    monkeypatch.setattr(rules_providers, "GRACE", timedelta(seconds=0.05))
+
+
 async def test_a_socket_receives_a_request_once(server: LiveServer) -> None:
     """20 equal requests are one event; front-ends of the room get the event of the result."""
     rest, socket, front = await server.rest(), await server.connect(), await server.connect("lab")
@@ -85,6 +99,7 @@ async def test_only_a_registered_worker_of_the_owner_joins(server: LiveServer) -
     assert await join(ada, provider) == {}
 
 
+@pytest.mark.usefixtures("long_grace")
 async def test_a_pending_request_is_sent_to_a_socket_that_joins(server: LiveServer) -> None:
     """A request that no socket has received is not lost."""
     rest, socket = await server.rest(), await server.connect()
@@ -101,6 +116,7 @@ async def _waits(server: LiveServer, provider: Any) -> bool:
     return server.runtime.waiters.has(f"provider:{provider['full_name']}")
 
 
+@pytest.mark.usefixtures("short_grace")
 async def test_a_provider_that_disconnects_during_a_request(server: LiveServer) -> None:
     """The caller soon gets a 503; the request is sent again when the provider reconnects."""
     rest, socket = await server.rest(), await server.connect()
@@ -122,6 +138,7 @@ async def test_a_provider_that_disconnects_during_a_request(server: LiveServer) 
     assert (await rest.get(URL, headers=LONG)).content == b"back"
 
 
+@pytest.mark.usefixtures("long_grace")
 async def test_a_short_disconnect_does_not_end_a_request(server: LiveServer) -> None:
     """A provider that reconnects at once gets the request again, and the caller gets the result."""
     rest, socket = await server.rest(), await server.connect()
@@ -172,6 +189,7 @@ async def test_a_provider_with_another_socket_stays_connected(server: LiveServer
     assert (await request_task).content == b"second"
 
 
+@pytest.mark.usefixtures("short_grace")
 async def test_a_socket_that_left_the_room_gets_no_requests(server: LiveServer) -> None:
     """The caller gets a 503."""
     rest, socket = await server.rest(), await server.connect()
@@ -304,6 +322,7 @@ async def host(sqlite_url: str) -> AsyncIterator[tuple[LiveServer, socketio.Asyn
         yield server, sio
 
 
+@pytest.mark.usefixtures("short_grace")
 async def test_a_host_may_handle_the_rooms_of_providers(
     host: tuple[LiveServer, socketio.AsyncServer],
 ) -> None:
@@ -312,7 +331,7 @@ async def test_a_host_may_handle_the_rooms_of_providers(
     rest, socket = await server.rest(), await server.connect()
     provider = await register_provider(rest)
     assert await join(socket, provider) == {"by": "the host"}
-    await asyncio.sleep(2.1)  # longer than the grace period of a new provider without a socket
+    await asyncio.sleep(0.1)  # longer than the grace period of a new provider without a socket
     request_task = asyncio.ensure_future(rest.get(URL, headers=LONG))
     [request] = await wait_for_requests(socket)
     await upload(rest, provider, request["request_id"], b"hosted")
@@ -322,6 +341,7 @@ async def test_a_host_may_handle_the_rooms_of_providers(
     assert time.monotonic() - began >= 1
 
 
+@pytest.mark.usefixtures("short_grace")
 async def test_a_host_may_replace_the_join_handler_later(server: LiveServer) -> None:
     """From then on the server does not know which sockets are connected, and gives no 503."""
     rest = await server.rest()
@@ -332,6 +352,7 @@ async def test_a_host_may_replace_the_join_handler_later(server: LiveServer) -> 
     assert (await rest.get(URL, headers={"Prefer": "wait=1"})).status_code == 504
 
 
+@pytest.mark.usefixtures("long_grace")
 async def test_a_server_restart_during_a_request(settings: ServerSettings) -> None:
     """The caller repeats the request; the provider joins the new server and gets the request again."""
     token = "admin-token-of-the-tests"
