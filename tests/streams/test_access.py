@@ -177,16 +177,16 @@ async def test_a_stream_ends_with_the_task_of_its_token(local: Local) -> None:
 
 
 @on_sqlite
-async def test_an_expired_token_is_refused_and_ends_its_streams(local: Local) -> None:
+async def test_an_expired_token_is_refused_and_ends_its_streams(local: Local, clock: ManualClock) -> None:
     """Its sockets are those of a revoked token too. Its use is recorded once a minute."""
     app, client = local
     app.state.joblib.keep_alive_seconds = 0.05
-    database, text = app.state.joblib.runtime.database, rules_tokens.new_token()
-    expires_at = await database.read(Transaction.now) + timedelta(seconds=2)
+    database, tokens = app.state.joblib.runtime.database, app.state.joblib.identity
+    database.use_clock(clock)
+    text, expires_at = rules_tokens.new_token(), clock.now + timedelta(seconds=2)
     rights = sql_operators.TokenRights(["viewer"], ["lab"], None, expires_at)
     digest = rules_tokens.digest(text)
     await database.write(sql_operators.add_token, "ada", digest, is_superuser=False, rights=rights)
-    tokens = app.state.joblib.identity
     async with httpx.AsyncClient(
         base_url=client.base_url, headers={"Authorization": f"Bearer {text}"}, timeout=60
     ) as ada:
@@ -205,6 +205,7 @@ async def test_an_expired_token_is_refused_and_ends_its_streams(local: Local) ->
                 assert used is not None
                 assert used < expires_at
             assert await tokens.find_revoked([digest]) == set()
+            clock.advance(3)
             for reader in readers:
                 await reader.ended()
         assert await tokens.find_revoked([digest]) == {digest}
