@@ -30,7 +30,8 @@ async def test_wait_returns_the_ended_task(host: Host) -> None:
     async with asyncio.timeout(BOUND):
         waiting = asyncio.ensure_future(host.joblib.wait(task.id))
         await until(lambda: host.joblib.runtime.waiters.waiting_count)
-        assert host.engine.sync_engine.pool.checkedout() == 0  # type: ignore[attr-defined]
+        # The loops of the host use sessions for a moment.
+        await until(lambda: host.engine.sync_engine.pool.checkedout() == 0)  # type: ignore[attr-defined]
         await host.end(job, result=3)
         assert (await waiting).result == 3
         assert (await host.joblib.wait(str(task.id), timeout=0)).status == "completed"
