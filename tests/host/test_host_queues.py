@@ -230,6 +230,14 @@ async def close_redis(queue: JobLib) -> None:
     await manager.redis.aclose()
 
 
+async def is_subscribed(manager: socketio.AsyncRedisManager) -> bool:
+    """Return whether a server gets what a manager sends: it subscribes after its first socket connected."""
+    if manager.redis is None:
+        manager._redis_connect()
+    [(_, count)] = await manager.redis.pubsub_numsub(manager.channel)
+    return bool(count)
+
+
 async def test_events_stay_in_their_queue(tmp_path: Path, valkey_url: str) -> None:
     """Also if both Socket.IO servers send their events through one Redis."""
     live = LiveHost(tmp_path, valkey_url)
@@ -242,12 +250,13 @@ async def test_events_stay_in_their_queue(tmp_path: Path, valkey_url: str) -> No
             )
             assert await joined.call("join_room", room_id="lab") == {}
         in_a, in_b = sockets
+        other = socketio.AsyncRedisManager(valkey_url, channel="/team/b", write_only=True)
+        await until(lambda: is_subscribed(other))
         async with httpx.AsyncClient(base_url=f"{live.url}/queue-a", timeout=BOUND) as rest:
             job = await register(rest)
             ids = [(await submit(rest, job))["id"] for _ in range(2)]
         # The first event was sent to Redis before the second one arrived here.
         await until(lambda: {data.get("id") for _, data in in_a.received} >= set(ids))
-        other = socketio.AsyncRedisManager(valkey_url, channel="/team/b", write_only=True)
         await other.emit("last", {}, "/", room=room_of("lab"))
         await until(lambda: in_b.received)
         assert in_b.received == [("last", {})]
