@@ -47,7 +47,7 @@ class RecordingProxy(Proxy):
         """Return the raw response to a request."""
         self.requests.append((method, path, body))
         if path.endswith("/report") and self._held in body:
-            assert self._passes.wait(60)
+            assert self._passes.wait(200)
         return super().respond(method, path, headers, body)
 
     def pass_reports(self) -> None:
