@@ -5,6 +5,7 @@ import os
 import re
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +114,8 @@ def cluster(tmp_path: Path, program: Program) -> Iterator[Cluster]:
             yield cluster
         for _, pid in cluster.workers() if server.process.poll() is None else ():
             assert pid is not None
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it was idle
+                os.kill(pid, signal.SIGKILL)
 
 
 @pytest.mark.slow
