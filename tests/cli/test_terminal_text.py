@@ -58,7 +58,8 @@ class Queue:
 def queue(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Queue]:
     """Return a queue of hostile texts."""
     program = Program(tmp_path_factory.mktemp("evil"))
-    with RunningServer(program) as server:
+    # Its worker sends no heartbeats.
+    with RunningServer(program, WORKER_TIMEOUT_SECONDS="3600") as server:
         queue = Queue(program, server)
         yield queue
         queue.client.close()
