@@ -1,5 +1,6 @@
 """Tags and trees of tasks over HTTP: submits, lists, searches, counts, and cancels of trees."""
 
+from datetime import UTC, datetime
 from typing import Any
 
 import httpx
@@ -301,8 +302,13 @@ async def get(member: httpx.AsyncClient, path: str, **query: Any) -> Any:
 
 
 @on_both
-async def test_tags_are_listed_and_counted(client: httpx.AsyncClient, as_user: AsUser) -> None:
+async def test_tags_are_listed_and_counted(
+    client: httpx.AsyncClient, as_user: AsUser, runtime: Runtime
+) -> None:
     """Users name rooms; statistics and failures of a tag are those of its tasks."""
+    # All in one minute, which is an interval of the statistics.
+    now = datetime.now(UTC)
+    runtime.database.use_clock(lambda: now)
     user = await as_user("user")
     job = await register(client)
     failing = await new(client, job, tags=["night", "night/1"])
