@@ -49,6 +49,7 @@ async def test_the_first_failure_is_raised_while_others_wait(queue: Both, worker
     late = await queue.submit(Area(), delay_seconds=3600)
     with pytest.raises(TaskFailed, match=str(bad.inner)):
         await queue.gather(late.inner, good.inner, bad.inner, timeout=60)
+    await good.wait(60)
     with pytest.raises(TimeoutError, match="1 of 2 tasks have not ended"):
         await queue.gather(late.inner, good.inner, timeout=0.5)
     await late.cancel()
