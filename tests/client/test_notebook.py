@@ -1,14 +1,24 @@
 """Handles, jobs and bars in the kernel of a notebook."""
 
 from collections.abc import Callable
+from typing import Any
 
 import nbformat
+from jupyter_client import AsyncKernelManager
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
 from sdk.live import TOKEN, LiveServer
 
 from client.jobs import Area
 from zndraw_joblib.worker.manager import JobManager
+
+
+class SocketKernelManager(AsyncKernelManager):
+    """Starts kernels on Unix sockets: a port may be taken before the kernel listens on it."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(transport="ipc", **options)
+
 
 CELLS = """
 from zndraw_joblib import Queue, AsyncQueue
@@ -33,7 +43,8 @@ async def test_a_notebook_shows_handles_jobs_and_progress(
     worker().register(Area, room=room)
     text = CELLS.format(url=server.url, token=TOKEN, room=room)
     notebook = new_notebook(cells=[new_code_cell(part) for part in text.split("---\n")])
-    await NotebookClient(notebook, timeout=120, kernel_name="python3").async_execute()
+    options = {"kernel_manager_class": SocketKernelManager, "kernel_name": "python3"}
+    await NotebookClient(notebook, timeout=120, iopub_timeout=60, **options).async_execute()
     waited, shown, jobs, gathered = [nbformat.writes(new_notebook(cells=[cell])) for cell in notebook.cells]
     assert "<progress " in waited
     assert "completed: &lt;b&gt;multiplying&lt;/b&gt;" in waited
