@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
@@ -32,7 +32,11 @@ CONDITIONS = st.fixed_dictionaries(
     },
 ).filter(bool)
 
+# However long a busy machine stops the test.
+at_any_pace = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
+
+@at_any_pace
 @given(of_job=CONDITIONS, of_submit=CONDITIONS)
 def test_what_a_narrower_condition_allows_the_job_allows(
     of_job: dict[str, Any], of_submit: dict[str, Any]
@@ -46,6 +50,7 @@ def test_what_a_narrower_condition_allows_the_job_allows(
     assert loosened(job, {"y": 1}) is None
 
 
+@at_any_pace
 @given(condition=CONDITIONS)
 def test_equal_requirements_have_one_form(condition: dict[str, Any]) -> None:
     """The order of keys, and 1.0 for 1, make no other queue; the form is its own form."""
