@@ -99,7 +99,8 @@ async def test_waits_follow_the_clock(client: httpx.AsyncClient, app: FastAPI) -
         asyncio.create_task(client.get(f"{path}/events", params={"after": seen}, headers=short)),
     ]
     staying = asyncio.create_task(client.get(path, headers=long))
-    await until(lambda: len(app.state.joblib.runtime.waiters) == 3)
+    joblib = app.state.joblib
+    await until(lambda: len(joblib.runtime.waiters) == 3 and len(joblib.streams) == 1)
     async with asyncio.timeout(15):
         await _advance(client, 21, keep_workers=True)
         response, events = await asyncio.gather(*ending)

@@ -684,6 +684,7 @@ async def test_a_cached_result_expires(client: httpx.AsyncClient, runtime: Runti
     runtime.settings.provider_result_ttl_seconds = 1
     provider = await register_provider(client)
     await asyncio.gather(client.get(URL), serve(client, provider, b"one"))
+    runtime.settings.provider_result_ttl_seconds = 60
     response, _ = await asyncio.gather(_until_new(client), serve(client, provider, b"two"))
     assert response.content == b"two"
 

@@ -80,6 +80,8 @@ async def healthy(settings: ServerSettings, engine: AsyncEngine) -> list[Scrape]
             await connection.execute(text("UPDATE joblib_worker SET slots = 4"))
         await scrape_totals(app, client, 5)
         found = await scrape(client)
+    # The event loop of a busy machine may be late.
+    found |= {key: 0.0 for key in found if key[0].endswith("event_loop_lag_seconds")}
     # No test of this file provokes a response with 503, so its series is made here.
     [key] = [key for key in found if key[0].endswith("http_requests_total") and ("status", "202") in key[1]]
     found[key[0], key[1] - {("status", "202")} | {("status", "503")}] = 0

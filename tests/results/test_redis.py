@@ -162,7 +162,8 @@ async def test_waiting_callers_survive_a_restart(
     waiting = [asyncio.create_task(results.wait_for_key("a", 4 * ENOUGH)) for _ in range(200)]
     await until(lambda: _count_waiting(results, "a") == 200)
     short = asyncio.create_task(results.wait_for_key("b", 1))
-    await until(lambda: _count_waiting(results, "b") == 1)
+    # On a busy machine it may have ended before it is seen to wait.
+    await until(lambda: _count_waiting(results, "b") == 1 or short.done())
     await asyncio.to_thread(server.stop)
     for call in (
         results.get("a"),

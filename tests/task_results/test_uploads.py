@@ -663,6 +663,7 @@ async def test_an_upload_that_stalls_is_refused(
     assert "upload_timeout_seconds" in refused.json()["detail"]
     assert await total(joblib) == 0
     assert await contents(joblib, rows, joblib.settings.task_result_directory) == 0
+    joblib.settings.upload_timeout_seconds = 60
     assert (await upload(client, held)).status_code == 200
 
 
