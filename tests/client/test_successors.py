@@ -11,6 +11,7 @@ import pytest
 from databases import on_both
 from sdk.live import TOKEN, LiveServer
 from sdk.proxy import Proxy
+from waiting import until
 
 from client.both import Both
 from client.jobs import Area, Fail, Values
@@ -143,8 +144,14 @@ async def test_a_step_after_a_failure(queue: Both, worker: Make, room: str) -> N
     needs = await queue.submit(
         "Area", {"width": failed.inner.output()}, after={"tasks": [failed.inner], "on_failure": "hold"}
     )
-    assert "retry that, or run this task now, or cancel" in (await holds.explain()).reasons[0].detail
-    assert "retry that, or cancel" in (await needs.explain()).reasons[0].detail
+
+    async def are_held() -> bool:
+        texts = [(await task.explain()).reasons[0].detail for task in (holds, needs)]
+        return (
+            "retry that, or run this task now, or cancel" in texts[0] and "retry that, or cancel" in texts[1]
+        )
+
+    await until(are_held)
     await needs.cancel()
     assert (await failed.cancel(tree=True)).status == TaskStatus.FAILED
     assert (await holds.wait(60)).status == TaskStatus.CANCELLED
