@@ -131,11 +131,9 @@ class ValidatorProcess:
         first = listing = b""
         try:
             stdin, stdout = await self._start()
-            async with asyncio.timeout(self._check_seconds):
-                stdin.write(request)
-                first = await stdout.readline()
-            async with asyncio.timeout(self._listing_seconds):
-                listing = await stdout.readline()
+            stdin.write(request)
+            first = await _read_line(stdout, self._check_seconds)
+            listing = await _read_line(stdout, self._listing_seconds)
         except TimeoutError:
             if not first:
                 raise
@@ -195,6 +193,19 @@ class ValidatorProcess:
             with suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
+
+
+async def _read_line(stdout: asyncio.StreamReader, seconds: float) -> bytes:
+    """Return a line that comes within `seconds`, also one that came while this process was paused.
+
+    Then the event loop notices the line and the end of the time at once. Raises TimeoutError.
+    """
+    try:
+        async with asyncio.timeout(seconds):
+            return await stdout.readline()
+    except TimeoutError:
+        async with asyncio.timeout(0):
+            return await stdout.readline()
 
 
 def too_busy(reason: str) -> ServiceUnavailable:
