@@ -232,6 +232,7 @@ async def test_names_of_one_user_delay_no_other(replica: Replica, receiver: Rece
     webhooks = Webhooks(replica.runtime, resolve=resolve)
     try:
         await webhooks.deliver_due()
+        replica.runtime.settings.webhook_timeout_seconds = 20
         await put(replica, receiver.url("/hook", "fast.example"))
         await end(replica, job)
         async with asyncio.timeout(60):
