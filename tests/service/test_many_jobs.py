@@ -27,6 +27,12 @@ JOBS = 40
 jobs, tasks, links = Job.__table__, Task.__table__, WorkerJobLink.__table__
 
 
+@pytest.fixture
+def recheck_seconds() -> tuple[float, float]:
+    """Disable the periodic recheck, by which a claim takes a task for which another is woken."""
+    return 3600.0, 3600.0
+
+
 async def workers_of_many(replica: Replica, count: int = 1) -> tuple[list[UUID], list[UUID]]:
     """Return workers of the same jobs, and the ids of the jobs, half of them in a room."""
     first = await replica.register("J0")

@@ -70,6 +70,7 @@ async def test_a_later_submit_equals_the_first(replica: Replica) -> None:
 
 
 @every_kind
+@pytest.mark.parametrize("recheck_seconds", [(3600.0, 3600.0)], ids=["no-recheck"])
 async def test_a_later_submit_wakes_the_claims_of_its_job(replica: Replica) -> None:
     """Also a batch, and a waiting claim gets the task; those of another job wait on."""
     job, other = await replica.register(), await replica.register("Other")
