@@ -388,7 +388,7 @@ async def test_items_of_a_known_lock_stop_no_batch_of_others() -> None:
     """While a row is known to be locked, its items are in no batch with others; then they are again."""
     database = LockedDatabase()
     database.locked = {"a"}
-    batcher: Batcher[str, str] = Batcher(database.commit, lambda: 2, row_of, lock_seconds=5)
+    batcher: Batcher[str, str] = Batcher(database.commit, lambda: 2, row_of, lock_seconds=60)
     waiting = [asyncio.create_task(put_all(batcher, ["a 1", "b 1"]))]
     await until(lambda: database.written)
     before = len(database.batches)

@@ -66,16 +66,16 @@ async def test_a_waiting_claim_is_woken_for_a_queue_that_appears(pair: list[Repl
     """Of two claims that wait, that of the matching worker gets the task, and the other one waits on."""
     first, second = pair
     plain, big = await worker(first), await worker(first, {"gpu": "a100", "memory_gb": 80})
-    waiting = asyncio.create_task(first.claim(plain.worker_id, wait=20))
-    claiming = asyncio.create_task(first.claim(big.worker_id, wait=20))
+    waiting = asyncio.create_task(first.claim(plain.worker_id, wait=30))
+    claiming = asyncio.create_task(first.claim(big.worker_id, wait=30))
     for _ in range(2):
         await until(lambda: first.runtime.waiters.waiting_count == 2)
         task = await second.submit(plain, requires=BIG)
-        claimed = await asyncio.wait_for(claiming, 10)
+        claimed = await asyncio.wait_for(claiming, 30)
         assert claimed is not None
         assert claimed.id == task.id
         assert not waiting.done()
-        claiming = asyncio.create_task(first.claim(big.worker_id, wait=20))
+        claiming = asyncio.create_task(first.claim(big.worker_id, wait=30))
     for claim in (waiting, claiming):
         claim.cancel()
 
@@ -156,11 +156,11 @@ async def test_the_slots_of_a_job_are_shared_by_its_queues(pair: list[Replica]) 
     await first.claim_task(plain.worker_id)
     await second.report(held.id, TaskStatus.RUNNING)
     task = await second.submit(plain, requires=BIG)
-    claiming = asyncio.create_task(first.claim(big.worker_id, wait=20))
+    claiming = asyncio.create_task(first.claim(big.worker_id, wait=30))
     await until(lambda: first.runtime.waiters.waiting_count == 1)
     assert not claiming.done()
     await second.report(held.id, TaskStatus.COMPLETED)
-    claimed = await asyncio.wait_for(claiming, 10)
+    claimed = await asyncio.wait_for(claiming, 30)
     assert claimed is not None
     assert claimed.id == task.id
 

@@ -108,11 +108,11 @@ async def test_a_waiting_claim_of_another_version_takes_no_wake_up(pair: list[Re
     new = await second.register(schema=NEW)
     await end(first, await first.claim_task(old.worker_id))
 
-    waiting = asyncio.create_task(first.claim(old.worker_id, wait=20))
-    claiming = asyncio.create_task(first.claim(new.worker_id, wait=20))
+    waiting = asyncio.create_task(first.claim(old.worker_id, wait=30))
+    claiming = asyncio.create_task(first.claim(new.worker_id, wait=30))
     await until(lambda: first.runtime.waiters.waiting_count == 2)
     task = await second.submit(new, payload={"y": 1})
-    claimed = await asyncio.wait_for(claiming, 10)
+    claimed = await asyncio.wait_for(claiming, 30)
     assert claimed is not None
     assert claimed.id == task.id
     assert not waiting.done()

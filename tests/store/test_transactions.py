@@ -263,6 +263,8 @@ async def test_an_exhausted_pool_is_reported(short_timeouts: Database) -> None:
         await short_timeouts.read(sql_workers.count)
     free.set()
     await holding
+    if isinstance(short_timeouts, PostgresDatabase):
+        short_timeouts.pool_seconds = TIMEOUT
     assert await short_timeouts.read(sql_workers.count) == 0
 
 

@@ -217,8 +217,8 @@ async def test_a_socketio_client_receives_the_event(
     """A client in the room receives the event by its name, as JSON, with ids and times as strings."""
     _, task = await claimed_by_a_silent_worker(queue)
     async with socket_server() as (tsio, url):
-        front_end = socketio.SimpleClient()
-        await asyncio.to_thread(front_end.connect, url)
+        front_end = socketio.SimpleClient(request_timeout=TIMEOUT_SECONDS)
+        await asyncio.to_thread(front_end.connect, url, wait_timeout=TIMEOUT_SECONDS)
         async with sweeping(sessions, quick, tsio):
             name, event = await asyncio.to_thread(front_end.receive, timeout=TIMEOUT_SECONDS)
         await asyncio.to_thread(front_end.disconnect)
