@@ -69,9 +69,11 @@ def test_serve_returns_when_the_worker_is_drained(server: LiveServer, api: Conne
         [job] = wait_until(lambda: [job for job in caller.jobs(room).items if job.full_name.startswith(room)])
         drain(api, job.workers[0])
 
-    threading.Thread(target=drain_later).start()
+    draining = threading.Thread(target=drain_later)
+    draining.start()
     with server.connect() as own:
         serve(own, [Add], room=room)
+    draining.join(30)
     [job] = [job for job in caller.jobs(room).items if job.full_name.startswith(room)]
     assert job.workers == []
 

@@ -65,8 +65,8 @@ class CountingServer(LiveServer):
 
 @pytest.fixture
 def counting(tmp_path: Path) -> Iterator[CountingServer]:
-    """Run a server that records its requests, for workers with a heartbeat each second."""
-    server = CountingServer(tmp_path, worker_timeout_seconds=3, sweeper_interval_seconds=1)
+    """Run a server that records its requests."""
+    server = CountingServer(tmp_path, sweeper_interval_seconds=1)
     yield server
     server.stop()
 
@@ -77,7 +77,7 @@ def test_a_thousand_calls_and_lines_a_second(counting: CountingServer, executor:
     with (
         counting.connect() as observer,
         counting.connect() as api,
-        JobManager(api, execute=execute, executor=executor) as manager,
+        JobManager(api, execute=execute, executor=executor, heartbeat_interval=0.75) as manager,
     ):
         manager.register(Busy, room="lab")
         task_id = manager.submit(Busy(), room="lab")

@@ -113,7 +113,7 @@ def test_more_tasks_than_a_request_may_have_are_released(worker: Make, room: str
     ]
     held.add(*tasks)
     assert manager.tasks(room, status=TaskStatus.CLAIMED, limit=1).total == 1001
-    Reports(RestApi(api), held, threading.Event()).try_release(*tasks)
+    Reports(RestApi(api), held, threading.Event(), release_seconds=60).try_release(*tasks)
     assert manager.tasks(room, status=TaskStatus.PENDING, limit=1).total == 1001
     assert held.to_name() == []
 

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ from sdk.proxy import Proxy, raw
 from zndraw_joblib.client import calls
 from zndraw_joblib.client.connection import Connection, connect
 from zndraw_joblib.server.process.own_clock import TestClock
+from zndraw_joblib.server.queue import rules_transitions
 from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.messages import BatchSubmitRequest, TaskToSubmit, TaskUpdateRequest
 from zndraw_joblib.wire.statuses import TaskStatus
@@ -68,9 +70,13 @@ def watched(server: LiveServer) -> Iterator[tuple[Connection, Requests]]:
 
 
 @pytest.mark.parametrize("seconds", [0, 0.02])
-def test_times_are_those_of_each_run(worker: Make, room: str, api: Connection, seconds: float) -> None:
+def test_times_are_those_of_each_run(
+    worker: Make, room: str, api: Connection, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One after the other in one slot, although ends are reported together."""
-    pause = threading.Event()
+    # A slow machine may report an end later than the time for which the statistics wait.
+    monkeypatch.setattr(rules_transitions, "MAX_ENDED_AGO", 60.0)
+    pause, began = threading.Event(), time.monotonic()
     manager = worker(lambda _: pause.wait(seconds), prefetch=20)
     manager.register(Add, room=room)
     ids = submit(api, room, [{"a": number} for number in range(30)])
@@ -80,8 +86,8 @@ def test_times_are_those_of_each_run(worker: Make, room: str, api: Connection, s
     times = [(task.started_at, task.completed_at) for task in tasks if task.started_at and task.completed_at]
     assert len(set(times)) == 30
     assert all((end - start).total_seconds() >= max(seconds, 1e-6) for start, end in times)
-    # A report takes longer on its way than another one.
-    assert sum((end - start).total_seconds() for start, end in times) < 30 * seconds + 3
+    # A report takes longer on its way than another one, which makes no run longer.
+    assert sum((end - start).total_seconds() for start, end in times) <= time.monotonic() - began
 
 
 def test_many_short_tasks_need_few_requests(

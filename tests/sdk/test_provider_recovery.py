@@ -347,8 +347,7 @@ class Slow(Provider):
 with connect(url, token) as api, JobManager(api) as manager:
     manager.register_provider(Slow, name="one", handler=None, room=room)
     (folder / "before").write_text(str(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss))
-    (folder / "ready").touch()
-    manager.wait()
+    manager.wait((folder / "ready").touch)
 (folder / "left").touch()
 """
 

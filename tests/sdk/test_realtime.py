@@ -1,5 +1,6 @@
 """A connection with `realtime`: its own Socket.IO client in the background, and work without it."""
 
+import asyncio
 import logging
 import socket
 import subprocess
@@ -8,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -25,6 +27,7 @@ from zndraw_joblib.server.db.engine import open_database
 from zndraw_joblib.server.host.mount import JobLib
 from zndraw_joblib.server.http.pages import install_exception_handlers
 from zndraw_joblib.server.process.ports import Identity
+from zndraw_joblib.server.queue import rules_workers
 from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.events import sockets_of, workers_of
 from zndraw_joblib.worker.manager import JobManager
@@ -287,7 +290,8 @@ def test_a_worker_whose_socket_is_cut_keeps_its_tasks(own_server: Own, worker: M
     """It sends a heartbeat; without one the server would remove it, and fail its task, after the grace
     period.
     """
-    live = own_server(disconnect_grace_seconds=2)
+    # The heartbeat comes within four seconds, and later on a slow machine.
+    live = own_server(disconnect_grace_seconds=3600)
     running, may_end = threading.Event(), threading.Event()
 
     def execute(task: Any) -> int:
@@ -305,7 +309,10 @@ def test_a_worker_whose_socket_is_cut_keeps_its_tasks(own_server: Own, worker: M
         assert running.wait(30)
         forwarder.cut()
         wait_until(lambda: not live.sockets_in(sockets_of(before)))
-        threading.Event().wait(3)
+        noticed = datetime.now(UTC)
+        wait_until(lambda: manager.workers().items[0].last_heartbeat > noticed)
+        removing = live.runtime.write(rules_workers.remove_if_silent, before, noticed)
+        assert asyncio.run_coroutine_threadsafe(removing, live.joblib.loop).result(30) is None
         may_end.set()
         assert manager.wait_for(task_id, 30).result == 1
         assert manager.worker_id == before
@@ -354,8 +361,9 @@ def test_the_connection_does_not_keep_a_program_alive(server: LiveServer, room: 
     assert time.time() - float(done.stdout) < 20
 
 
-def test_close_does_not_wait_for_a_silent_server() -> None:
+def test_close_does_not_wait_for_a_silent_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """The hanging connection attempt ends by itself."""
+    monkeypatch.setattr("zndraw_joblib.client.realtime._RESPONSE_SECONDS", 60)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         api = connect(f"http://127.0.0.1:{silent.getsockname()[1]}", TOKEN, realtime=True)
         silent.settimeout(60)
@@ -363,4 +371,4 @@ def test_close_does_not_wait_for_a_silent_server() -> None:
         with near:
             began = time.monotonic()
             api.close()
-            assert time.monotonic() - began < 4.5
+            assert time.monotonic() - began < 30

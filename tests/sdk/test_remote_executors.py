@@ -120,9 +120,10 @@ def test_a_cancelled_task_that_waits_in_the_executor_never_begins(
         manager = worker(Runner(), heartbeat_interval=0.1, executor=executor, concurrency=2, prefetch=0)
         manager.register(remote_wait, room=room)
         folder = str(tmp_path)
-        tasks = [manager.submit(remote_wait.task(folder=folder, name=name), room=room) for name in "abc"]
-        wait_until(lambda: manager.get_task(tasks[1]).status == "running")
+        tasks = [manager.submit(remote_wait.task(folder=folder, name="a"), room=room)]
         wait_until((tmp_path / "a-began").exists)
+        tasks += [manager.submit(remote_wait.task(folder=folder, name=name), room=room) for name in "bc"]
+        wait_until(lambda: manager.get_task(tasks[1]).status == "running")
         assert manager.get_task(tasks[2]).status == "pending"
         end_elsewhere(manager, api, tasks[1], TaskStatus.CANCELLED)
         wait_until(lambda: manager.get_task(tasks[2]).status == "running")

@@ -206,7 +206,7 @@ def test_the_hosts_handlers_stay(
     assert dropped.wait(30)
     first.submit(Add(), room=room)
     assert received.wait(30)
-    tsio.emit("watch", room)
+    tsio.call("watch", room, timeout=30)
     task = first.claim(30)
     first.cancel(task)
     assert cancelled.wait(30)
