@@ -333,6 +333,7 @@ def test_a_lost_task_is_marked_while_it_runs(
     def cancel(request: httpx.Request) -> None:
         if request.url.path.endswith("/tasks/report") and not cancelled.is_set():
             cancelled.set()
+            wait_until(lambda: ids)  # the worker may be faster than the response to the submit
             RestApi(api).send_call(calls.update_task(ids[0], TaskUpdateRequest(status=TaskStatus.CANCELLED)))
 
     with server.connect() as own:
