@@ -186,7 +186,7 @@ async def test_turns_of_concurrent_claims(pair: list[Replica]) -> None:
     await backlog(pair[0], job, {"a": 30, "b": 10, "c": 10})
     claimed: list[TaskResponse] = []
     for _ in range(5):
-        claim_requests = [pair[turn % 2].claim(job.worker_id, wait=5) for turn in range(6)]
+        claim_requests = [pair[turn % 2].claim(job.worker_id, wait=30) for turn in range(6)]
         claimed += [task for task in await asyncio.gather(*claim_requests) if task]
     assert len({task.id for task in claimed}) == len(claimed) == 30
     rooms = Counter(task.room_id for task in claimed)

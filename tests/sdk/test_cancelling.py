@@ -129,7 +129,7 @@ def test_a_removed_worker_loses_its_tasks(
     manager.submit(Add(a=1), room=room)
     assert cancellable.running.wait(30)
     assert isinstance(manager.worker_id, UUID)
-    RestApi(api).remove_worker(manager.worker_id, 5)
+    RestApi(api).remove_worker(manager.worker_id, 60)
     manager.heartbeat()
     assert cancellable.stopped.wait(30)
 

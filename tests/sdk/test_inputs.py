@@ -16,7 +16,10 @@ def test_a_full_share_of_downloads_makes_no_result_unusable(own_server: Callable
     """However often it is refused: the worker tries again, and the task does not fail."""
     server = own_server(max_downloads=2)
     headers = {"Authorization": f"Bearer {TOKEN}"}
-    with server.connect() as connection, httpx.Client(base_url=server.url, headers=headers) as client:
+    with (
+        server.connect() as connection,
+        httpx.Client(base_url=server.url, headers=headers, timeout=60) as client,
+    ):
         body = {"category": "modifiers", "name": "Large"}
         job = client.put(f"{V1}/rooms/lab/jobs", json=body).json()
         tasks = f"{V1}/rooms/lab/tasks/{job['full_name']}"

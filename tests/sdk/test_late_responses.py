@@ -165,6 +165,7 @@ class HeldUploads(Proxy):
         self.reports += path.endswith("/report")
         if path.endswith("/result"):
             self.uploading.add(path)
+            wait_until(lambda: self.until)  # the worker may be faster than the response to the submit
             wait_until(next(is_over for task_id, is_over in self.until.items() if task_id in path))
 
 

@@ -119,7 +119,7 @@ def test_a_removed_worker_registers_its_policy_again(
     class Add2(Add):
         pass
 
-    RestApi(api).remove_worker(manager.worker_id, 5)
+    RestApi(api).remove_worker(manager.worker_id, 60)
     manager.heartbeat()
     assert registrations(sent) == [{"max_attempts": 4, "max_tasks": 3}] * 2
     manager.heartbeat()

@@ -140,7 +140,7 @@ def test_a_removed_worker_registers_its_providers_again(
     assert send_request().result().content == b"1"
     old = manager.worker_id
     assert old is not None
-    RestApi(api).remove_worker(old, 5)
+    RestApi(api).remove_worker(old, 60)
     wait_until(lambda: manager.worker_id not in {None, old})
     assert send_request(word="again").result().content == b"1"
     assert manager.wait_for(manager.submit(Add(), room=room), 30).result == 7

@@ -213,7 +213,7 @@ def test_a_worker_that_is_registered_again_joins_again(
     manager.register(Add, room=room)
     wait_until_joined(server, manager, room)
     old = manager.worker_id
-    RestApi(live_api).remove_worker(old, 5)
+    RestApi(live_api).remove_worker(old, 60)
     wait_until(lambda: manager.worker_id not in {None, old})
     wait_until(lambda: server.sockets_in(sockets_of(manager.worker_id)))
     assert_fast(manager, room)

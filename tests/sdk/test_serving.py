@@ -190,7 +190,7 @@ def test_a_lost_task_is_dropped(worker: Make, room: str, api: Connection) -> Non
     task_id = manager.submit(Add(a=1), room=room)
     assert running.wait(30)
     removed = manager.worker_id
-    RestApi(api).remove_worker(removed, 5)
+    RestApi(api).remove_worker(removed, 60)
     wait_until(lambda: manager.worker_id not in (None, removed))
     may_end.set()
     assert manager.wait_for(manager.submit(Add(), room=room), 30).result == 1
