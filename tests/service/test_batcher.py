@@ -432,11 +432,13 @@ class BusyRow:
 
     def __init__(self) -> None:
         self._row = asyncio.Lock()
+        self.written: list[list[str]] = []
 
     async def commit(self, items: Sequence[str], lock_seconds: float) -> list[str]:
         """Raise `RowLocked` if the others before this transaction need too long."""
         try:
             async with asyncio.timeout(lock_seconds / 10), self._row:
+                self.written.append(sorted(items))
                 return [f"done {item}" for item in items]
         except TimeoutError:
             raise RowLocked from None
@@ -448,13 +450,18 @@ class BusyRow:
                 await asyncio.sleep(0.03)
 
 
-async def test_an_item_keeps_its_place_in_the_queue_of_a_busy_row() -> None:
-    """A transaction that gives up loses its place, so items of a row that others queue for would starve."""
+@pytest.mark.parametrize("items", [["a 1", "a 2"], [f"{row} 1" for row in "abcdefgh"]])
+async def test_items_keep_their_place_in_the_queue_of_a_busy_row(items: list[str]) -> None:
+    """A transaction that gives up loses its place, so items that need a row of others' would starve.
+
+    Items of several rows, such as claims of workers, wait together: they may all need one other row.
+    """
     row = BusyRow()
     others = [asyncio.create_task(row.hold()) for _ in range(6)]
     batcher: Batcher[str, str] = Batcher(row.commit, lambda: 1, row_of, lock_seconds=20)
     async with asyncio.timeout(30):
-        assert await put_all(batcher, ["a 1", "a 2"]) == ["done a 1", "done a 2"]
+        assert await put_all(batcher, items) == [f"done {item}" for item in items]
+    assert row.written == [items]
     for other in others:
         other.cancel()
 

@@ -32,7 +32,7 @@ LOCK_SECONDS = 1.0
 _PROMPT_SECONDS = 0.25
 # How long the first attempt to commit items of one lock may wait for it; doubled at each further brief one.
 _FIRST_TRY_SECONDS = 0.02
-_BRIEF_TRIES = 4
+_BRIEF_TRIES, _BRIEF_SECONDS = 4, 0.3
 
 
 class Pending(Protocol[Result_contra]):
@@ -342,11 +342,16 @@ class _Group(Generic[Item, Result]):
     entries: deque[tuple[Entry[Item, Result], float]] = field(default_factory=deque)
     tries: int = 0
     is_in_turn: bool = False
+    since: float = field(default_factory=time.monotonic)
+    # Whether an attempt for several locks together has failed.
+    was_joined: bool = False
 
     @property
     def is_patient(self) -> bool:
-        """Whether the lock was held at each brief attempt."""
-        return self.tries >= _BRIEF_TRIES
+        """Whether its attempts wait for long: the lock was held at each brief one."""
+        return self.tries >= _BRIEF_TRIES or (
+            self.tries > 0 and time.monotonic() > self.since + _BRIEF_SECONDS
+        )
 
 
 @dataclass(slots=True)
@@ -363,7 +368,9 @@ class _Blocked(Generic[Item, Result]):
     The first attempts are brief, so that a free lock never waits for one that is held. A transaction that
     gives up has lost its place in the queue of the lock: if many transactions take the lock in turn, brief
     attempts may all fail. The next ones are therefore patient: they wait until the first item fails, or for
-    an equal part of this time if there are several such locks. A second task makes them, one by one.
+    an equal part of this time if there are several such locks. A second task makes them, one by one. But the
+    items of several locks may all wait for another one, such as that of a job which their workers share: the
+    first patient attempt takes them together, and waits for half of the time.
 
     A lock stays known for a while after its last item has failed, so that later items are added here at once.
     """
@@ -412,23 +419,19 @@ class _Blocked(Generic[Item, Result]):
         turns = self._patient if group.is_patient else self._brief
         # Locks that were not tried separately yet are probably free.
         turns.locks.append(lock) if group.tries else turns.locks.appendleft(lock)
+        if turns is self._patient and not group.was_joined:
+            turns.locks += [other for other in self._brief.locks if self.groups[other].tries]
+            self._brief.locks = deque(other for other in self._brief.locks if not self.groups[other].tries)
         if turns.task is None or turns.task.done():
             turns.task = create_shared_task(self._run(turns))
 
     async def _run(self, turns: _Turns) -> None:
         try:
             while turns.locks:
-                lock = turns.locks.popleft()
-                group = self.groups[lock]
-                if await self._commit_group(lock, group, len(turns.locks)):
-                    del self.groups[lock]
-                    self._put_back([entry for entry, _ in group.entries])
-                    self.count -= len(group.entries)
-                elif group.entries:
-                    self._put_in_turn(lock, group)
-                else:
-                    group.is_in_turn = False
-                    asyncio.get_running_loop().call_later(self._lock_seconds, self._forget, lock, group)
+                locks = self._next_locks(turns)
+                is_free = await self._commit_groups(locks, turns)
+                for lock in locks:
+                    self._end_turn(lock, is_free=is_free)
         except BaseException:
             self._cancel_all()
             raise
@@ -446,36 +449,70 @@ class _Blocked(Generic[Item, Result]):
             if turns.task is not None and turns.task is not asyncio.current_task():
                 turns.task.cancel()
 
-    def _patience(self, group: _Group[Item, Result], gives_up: float, others: int) -> float:
-        """Return how long an attempt waits, while `others` wait for the next one of their locks."""
-        if not group.is_patient:
-            return min(_PROMPT_SECONDS, _FIRST_TRY_SECONDS * 2.0**group.tries)
-        return max(_PROMPT_SECONDS, (gives_up - time.monotonic()) / (1 + others))
+    def _next_locks(self, turns: _Turns) -> list[str]:
+        """Take the next lock; of those with patient attempts, all that are to be tried together."""
+        new = [lock for lock in turns.locks if not self.groups[lock].was_joined]
+        if turns is self._brief or len(new) < 2:
+            return [turns.locks.popleft()]
+        turns.locks = deque(lock for lock in turns.locks if self.groups[lock].was_joined)
+        return new
 
-    async def _commit_group(self, lock: str, group: _Group[Item, Result], others: int) -> bool:
-        """Commit items that need one lock. Return whether the lock was free."""
-        count = self._scale.count(item for (item, _), _ in group.entries)
-        entries = [group.entries.popleft() for _ in range(count)]
-        self.count -= len(entries)
-        live = [(entry, gives_up) for entry, gives_up in entries if not entry[1].done()]
-        patience = self._patience(group, entries[0][1], others)
+    def _end_turn(self, lock: str, *, is_free: bool) -> None:
+        group = self.groups[lock]
+        if is_free:
+            del self.groups[lock]
+            self._put_back([entry for entry, _ in group.entries])
+            self.count -= len(group.entries)
+        elif group.entries:
+            self._put_in_turn(lock, group)
+        else:
+            group.is_in_turn = False
+            asyncio.get_running_loop().call_later(self._lock_seconds, self._forget, lock, group)
+
+    async def _commit_groups(self, locks: Sequence[str], turns: _Turns) -> bool:
+        """Commit items that need these locks. Return whether they were free."""
+        groups = [self.groups[lock] for lock in locks]
+        count = self._scale.count(item for group in groups for (item, _), _ in group.entries)
+        entries = ((lock, entry) for lock in locks for entry in self.groups[lock].entries)
+        taken = list(islice(entries, count))
+        for lock, _ in taken:
+            self.groups[lock].entries.popleft()
+        self.count -= len(taken)
+        live = [(lock, entry) for lock, entry in taken if not entry[0][1].done()]
+        if turns is self._brief:
+            patience = min(_PROMPT_SECONDS, _FIRST_TRY_SECONDS * 2.0 ** groups[0].tries)
+        else:
+            parts = 2 if len(locks) > 1 else 1 + len(turns.locks)
+            first = min(gives_up for _, (_, gives_up) in taken)
+            patience = max(_PROMPT_SECONDS, (first - time.monotonic()) / parts)
         try:
-            results = await self._commit([entry for entry, _ in live], patience)
+            results = await self._commit([entry for _, (entry, _) in live], patience)
         except BaseException:
-            for (_, future), _ in live:
+            for _, ((_, future), _) in live:
                 future.cancel()
             raise
-        locked: list[tuple[Entry[Item, Result], float]] = []
-        for (entry, gives_up), result in zip(live, results, strict=True):
+        self._answer(live, results)
+        for group in groups:
+            group.tries += 1
+            group.was_joined |= len(locks) > 1
+        return not any(isinstance(result, RowLocked) for result in results)
+
+    def _answer(
+        self,
+        live: Sequence[tuple[str, tuple[Entry[Item, Result], float]]],
+        results: Sequence[Result | Exception],
+    ) -> None:
+        """Set the results of items, except those that another attempt is made for."""
+        locked = list[tuple[str, tuple[Entry[Item, Result], float]]]()
+        for (lock, (entry, gives_up)), result in zip(live, results, strict=True):
             if isinstance(result, RowLocked) and time.monotonic() < gives_up:
-                locked.append((entry, gives_up))
+                locked.append((lock, (entry, gives_up)))
             elif not entry[1].done():
                 is_late = isinstance(result, RowLocked)
                 entry[1].set_result(locked_problem(f"the {lock}", self._lock_seconds) if is_late else result)
-        group.entries.extendleft(reversed(locked))
+        for lock, item in reversed(locked):
+            self.groups[lock].entries.appendleft(item)
         self.count += len(locked)
-        group.tries += 1
-        return not any(isinstance(result, RowLocked) for result in results)
 
     def _forget(self, lock: str, group: _Group[Item, Result]) -> None:
         if not group.is_in_turn and self.groups.get(lock) is group:
