@@ -3,8 +3,10 @@
 import json
 import re
 import sys
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -13,6 +15,7 @@ from waiting import wait_until
 
 from cli.conftest import Stack
 from cli.program import TIMEOUT, Program, RunningServer
+from zndraw_joblib.cli import doctor
 from zndraw_joblib.cli.display import passed, print_checks, warned
 from zndraw_joblib.cli.doctor import Clocks, check_clocks, check_error
 
@@ -95,6 +98,19 @@ def test_clocks_that_differ_are_named() -> None:
     assert check.state == "warning"
     assert "server is 90 s behind" in check.detail
     assert "NTP" in (check.remedy or "")
+
+
+@pytest.mark.parametrize(("seconds", "ahead"), [(8, 0), (20, 8), (-3, -1)])
+def test_a_slow_answer_is_no_clock_that_is_ahead(
+    monkeypatch: pytest.MonkeyPatch, seconds: int, ahead: int
+) -> None:
+    """Only what no moment between the request and its answer explains is a difference of the clocks."""
+    begin = datetime.now(UTC)
+    moments = iter([begin - timedelta(seconds=2), begin + timedelta(seconds=12)])
+    monkeypatch.setattr(doctor, "datetime", SimpleNamespace(now=lambda _: next(moments)))
+    answer = SimpleNamespace(at=begin + timedelta(seconds=seconds))
+    client = SimpleNamespace(read=lambda *_: answer)
+    assert doctor._database_clock(client) == ahead  # type: ignore[arg-type]
 
 
 def test_a_finding_has_its_code(stack: Stack) -> None:
