@@ -67,6 +67,11 @@ class Dashboard:
         if title is not None:
             await expect(self.page.get_by_role("heading", level=1, name=title)).to_be_visible()
 
+    async def fits(self, width: int) -> None:
+        """Wait until the page is as wide as the window: plots follow it a moment later."""
+        is_no_wider = "(width) => document.documentElement.scrollWidth === width"
+        await self.page.wait_for_function(is_no_wider, arg=width)
+
     async def check(self, name: str) -> None:
         """Check the accessibility of what is shown in both themes, and write an image of each."""
         for theme in THEMES:

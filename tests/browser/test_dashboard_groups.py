@@ -92,7 +92,7 @@ async def _list(dashboard: Dashboard) -> None:
 
 
 async def _check_width(dashboard: Dashboard, width: int, name: str) -> None:
-    assert await dashboard.page.evaluate("document.documentElement.scrollWidth") == width
+    await dashboard.fits(width)
     await dashboard.check(f"{name}-{width}")
 
 

@@ -273,7 +273,7 @@ async def _fits_a_phone(dashboard: Dashboard, name: str) -> None:
     page, size = dashboard.page, dashboard.page.viewport_size
     assert size is not None
     await page.set_viewport_size({"width": 390, "height": 800})
-    assert await page.evaluate("document.documentElement.scrollWidth") == 390
+    await dashboard.fits(390)
     await dashboard.check(f"{name}-390")
     await page.set_viewport_size(size)
 
@@ -285,7 +285,7 @@ async def _show_a_long_name_on_a_phone(dashboard: Dashboard, queue: ExampleQueue
     await page.set_viewport_size({"width": 390, "height": 800})
     await dashboard.show(f"jobs/{job['full_name']}", job["full_name"].split(":")[-1])
     await expect(page.get_by_role("region", name="Submit a task")).to_be_visible()
-    assert await page.evaluate("document.documentElement.scrollWidth") == 390
+    await dashboard.fits(390)
     await page.set_viewport_size(size)
 
 
@@ -577,7 +577,7 @@ async def _check_on_a_phone(dashboard: Dashboard, name: str, button: str) -> Non
     await page.set_viewport_size({"width": 390, "height": 844})
     table = page.get_by_role("region", name=name.capitalize())
     assert await table.evaluate("(element) => element.scrollWidth <= element.clientWidth")
-    assert await page.evaluate("document.documentElement.scrollWidth") == 390
+    await dashboard.fits(390)
     await dashboard.check(f"{name}-phone")
     await page.get_by_role("button", name=button).click()
     assert await page.get_by_role("dialog").evaluate(

@@ -20,8 +20,6 @@ pytestmark = [
     pytest.mark.parametrize("kind", ["sqlite"]),  # the page does not depend on the database
 ]
 _ERROR = "ConvergenceError: no convergence after 200 steps"
-# Plots follow the width of the window a moment later.
-_IS_NO_WIDER = "(width) => document.documentElement.scrollWidth === width"
 _NO_SPACE = "OSError: [Errno 28] No space left on device"
 
 
@@ -36,7 +34,7 @@ async def _check_both_widths(dashboard: Dashboard, name: str) -> None:
     for suffix, size in (("-narrow", (390, 800)), ("", (1280, 860))):
         await page.set_viewport_size({"width": size[0], "height": size[1]})
         await page.evaluate("scrollTo(0, 0)")
-        await page.wait_for_function(_IS_NO_WIDER, arg=size[0])
+        await dashboard.fits(size[0])
         await dashboard.check(f"{name}{suffix}")
 
 

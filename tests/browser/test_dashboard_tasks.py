@@ -260,7 +260,7 @@ async def test_all_that_match_are_cancelled_with_the_tasks_below(browser: Browse
             await expect(dialog.locator(".counted")).to_contain_text(text)
         await dashboard.check("tasks-bulk-tree")
         await page.set_viewport_size({"width": 390, "height": 844})
-        assert await page.evaluate("document.documentElement.scrollWidth") == 390
+        await dashboard.fits(390)
         await dashboard.check("tasks-bulk-tree-390")
         await dialog.get_by_role("button", name="Cancel 3 tasks").click()
         await expect(page.get_by_text("3 tasks cancelled.")).to_be_visible()
@@ -348,7 +348,7 @@ async def test_long_errors_wrap_on_a_phone(browser: Browser, database_url: str) 
             await expect(text).to_have_attribute("aria-expanded", "false")
             lines = "(element) => element.clientHeight / parseFloat(getComputedStyle(element).lineHeight)"
             assert 1.5 < await text.evaluate(lines) < 2.5
-            assert await page.evaluate("document.documentElement.scrollWidth") == 390
+            await dashboard.fits(390)
             await text.click()
             await expect(text).to_have_attribute("aria-expanded", "true")
             assert await text.evaluate(lines) > 4
