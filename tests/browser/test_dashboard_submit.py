@@ -1,6 +1,8 @@
 """The form that submits a task, in a browser: choices of a provider, earlier payloads, secrets, errors."""
 
+import asyncio
 import re
+from collections.abc import Awaitable
 from typing import Any
 
 import pytest
@@ -49,24 +51,26 @@ async def _put_provider(queue: ExampleQueue, name: str, category: str) -> dict[s
     return dict(response.json())
 
 
-async def _claim(queue: ExampleQueue, provider: dict[str, Any], wait: int) -> dict[str, Any] | None:
+async def _claim(queue: ExampleQueue, provider: dict[str, Any]) -> dict[str, Any] | None:
     response = await queue.client.post(
         f"{V1}/providers/requests/claim",
         json={"worker_id": provider["worker_id"]},
-        headers={"Prefer": f"wait={wait}"},
+        headers={"Prefer": "wait=50"},
     )
     assert response.status_code == 200, response.text
     return response.json()["request"]  # type: ignore[no-any-return]
 
 
-async def _answer(queue: ExampleQueue, provider: dict[str, Any], content: Any, params: str) -> None:
-    """Answer the next request of the page as the worker of the provider."""
-    request = await _claim(queue, provider, wait=20)
+async def _answer(
+    queue: ExampleQueue, provider: dict[str, Any], claiming: Awaitable[dict[str, Any] | None]
+) -> None:
+    """Answer the request of the page as the worker of the provider, which claims it."""
+    request = await claiming
     assert request is not None
-    assert request["params"] == params
+    assert request["params"] == '{"kind":"slab"}'
     response = await queue.client.post(
         f"{V1}/providers/{provider['id']}/results",
-        json=content,
+        json=_SLABS,
         headers={"X-Request-Hash": request["request_id"]},
     )
     assert response.status_code == 204, response.text
@@ -81,13 +85,13 @@ async def test_a_form_with_choices_and_earlier_payloads(browser: Browser, databa
         for _ in range(2):
             await submit(queue.client, job, "teaching", structure="CO-on-Pt-11")
         provider = await _put_provider(queue, "all", "structures")
-        assert await _claim(queue, provider, wait=0) is None  # it is connected from now on
+        claiming = asyncio.create_task(_claim(queue, provider))  # it is connected from now on
         await dashboard.show(f"jobs/{job['full_name']}", "Adsorb")
         form = page.get_by_role("region", name="Submit a task")
         await expect(form.get_by_text("One task takes about two minutes.")).to_be_visible()
         await _choose_the_room(form)
         await expect(form.get_by_text("Reading the choices from the provider structures:all")).to_be_visible()
-        await _answer(queue, provider, _SLABS, '{"kind":"slab"}')
+        await _answer(queue, provider, claiming)
         structure = form.get_by_label("structure").and_(form.locator("select"))
         await expect(structure.locator("option")).to_have_text(["choose …", "CO Pt₁₁", "H-on-Ni-3"])
         await expect(form.get_by_text("No choices from the provider lab:potentials:all")).to_be_visible()
