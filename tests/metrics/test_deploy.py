@@ -70,6 +70,8 @@ CASES = {
 @pytest.fixture
 async def healthy(settings: ServerSettings, engine: AsyncEngine) -> list[Scrape]:
     """Return two scrapes of a healthy server with a queued task, the second 5 minutes after the first."""
+    # Its worker sends no heartbeats.
+    settings.worker_timeout_seconds = 3600
     app = create_app(settings)
     async with running(app) as client:
         await app.state.joblib.rollups.update(timedelta(0))

@@ -49,8 +49,10 @@ LABELS = {
 
 @pytest.fixture
 def settings(database_url: str) -> ServerSettings:
-    """Return settings with a token for metrics."""
-    return ServerSettings(database_url=database_url, admin_token=ADMIN_TOKEN, metrics_token=TOKEN)
+    """Return settings with a token for metrics. Workers that send no heartbeats are active for long."""
+    return ServerSettings(
+        database_url=database_url, admin_token=ADMIN_TOKEN, metrics_token=TOKEN, worker_timeout_seconds=3600
+    )
 
 
 def test_the_text_is_that_of_prometheus_client() -> None:
