@@ -157,7 +157,7 @@ async def complete(client: httpx.AsyncClient, task: Json, result: Any) -> None:
 async def take(client: httpx.AsyncClient, job: Json, task: Json) -> Json:
     """Claim tasks until this one is claimed, and return it with its payload."""
     while True:
-        held = await claim(client, job["worker_id"], wait=10)
+        held = await claim(client, job["worker_id"], wait=30)
         assert held is not None
         if held["id"] == task["id"]:
             return held

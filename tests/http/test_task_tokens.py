@@ -351,7 +351,7 @@ async def test_a_successor_reads_its_predecessor(claimed: Claimed) -> None:
     body = {"payload": {}, "after": {"tasks": [own.completed]}, "priority": 5}
     await olga.post(f"{V1}/rooms/lab/tasks/{own.job}", json=body)
     # A loop of the server releases it, so the claim waits for it.
-    task = await start(olga, own, headers={"Prefer": "wait=20"})
+    task = await start(olga, own, headers={"Prefer": "wait=30"})
     headers = {"Authorization": f"Bearer {task['token']}"}
     result = await claimed.client.get(f"{V1}/tasks/{own.completed}/result", headers=headers)
     assert (result.status_code, result.json()) == (200, "lab-result")
@@ -378,7 +378,7 @@ async def test_heartbeats_renew_a_token_and_waits_end_with_it(
     claimed.app.state.joblib.trusted_seconds = 0.1
     wait = asyncio.create_task(token.get(f"{V1}/tasks/{child['id']}", headers={"Prefer": "wait=60"}))
     await report(olga, task, "failed", attempt=task["attempt"])
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(30):
         expect_problem(await wait, 401, "unauthorized")
     monkeypatch.setattr("time.time", lambda: 2e9)
     detail = expect_problem(await token.get(f"{V1}/me", headers=fresh), 401, "unauthorized")["detail"]
