@@ -18,7 +18,7 @@ from sqlalchemy import select
 
 from zndraw_joblib import get_result_backend, verify_readable_room, verify_writable_room
 from zndraw_joblib.server.db.tables import ProviderRecord, ProviderRequestRecord
-from zndraw_joblib.server.queue import sql_providers
+from zndraw_joblib.server.queue import rules_providers, sql_providers
 from zndraw_joblib.server.queue.rules_providers import MAX_PENDING_REQUESTS
 from zndraw_joblib.server.results.stores import MemoryResults
 from zndraw_joblib.server.runtime.runtime import Runtime
@@ -29,6 +29,13 @@ BOUND = 25
 NAME = "lab:files:home"
 URL = f"{V1}/rooms/lab/providers/{NAME}"
 NOW = {"Prefer": "wait=0"}
+
+
+@pytest.fixture(autouse=True)
+def patient(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let workers that have claimed stay connected, and callers wait for results, on a slow machine too."""
+    monkeypatch.setattr(rules_providers, "CLAIM_GRACE", timedelta(hours=1))
+    runtime.settings.provider_long_poll_default_seconds = BOUND
 
 
 async def put_provider(
