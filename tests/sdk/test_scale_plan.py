@@ -3,7 +3,7 @@
 from math import ceil
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from zndraw_joblib.worker.scale_plan import Bounds, Present, plan
@@ -52,6 +52,7 @@ def test_a_decision_says_why() -> None:
 SMALL = st.integers(0, 40)
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     SMALL,
     SMALL,
