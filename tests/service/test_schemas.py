@@ -1,5 +1,6 @@
 """Which schemas are the same, and which one accepts all that another accepts."""
 
+import os
 import time
 from typing import Any
 
@@ -11,6 +12,8 @@ from hypothesis import strategies as st
 from zndraw_joblib.server.queue import rules_schemas
 
 Schema = dict[str, Any]
+# `make fuzz` generates others each time.
+MANY = int(os.environ.get("FUZZ_EXAMPLES", "0"))
 _NAMES = st.sampled_from(["a", "b", "c"])
 _SCALARS = st.sampled_from([None, True, False, -1, 0, 1, 2, 1.5, 2.0, 7, "", "a", "ab", "abcd"])
 VALUES = st.recursive(
@@ -126,7 +129,7 @@ def _validator(schema: Schema) -> Any:
 
 # Threads of earlier tests may use `random` while Hypothesis draws.
 @pytest.mark.filterwarnings("ignore:Do not use the `random` module")
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=max(MANY, 600), derandomize=not MANY, database=None, deadline=None)
 @given(pairs())
 def test_a_schema_that_accepts_another_one_accepts_each_of_its_values(
     case: tuple[Schema, Schema, list[Any]],
