@@ -45,6 +45,11 @@ class LiveServer(NamedTuple):
         """A client that submits tasks."""
         return JobClient(self.rest)
 
+    def advance(self, seconds: float) -> None:
+        """Move the time of a server with a test clock forward."""
+        url, headers = f"{self.connection.base_url}/clock/advance", self.connection.get_headers()
+        self.connection.http.post(url, json={"seconds": seconds}, headers=headers).raise_for_status()
+
     def workers(self) -> set[str]:
         """Return the ids of all workers."""
         return {str(worker.id) for worker in self.client.workers(limit=500).items}
@@ -71,10 +76,12 @@ def own_server(tmp_path: Path) -> Iterator[Callable[..., LiveServer]]:
     """Return a function that starts a server for this test alone; its token is a superuser's."""
     with ExitStack() as stack:
 
-        def start(port: int = 0, **settings: str) -> LiveServer:
+        def start(*arguments: str, port: int = 0, **settings: str) -> LiveServer:
             # A port that is held: a test may start the next server there.
             port = port or free_port()
-            running_server = stack.enter_context(RunningServer(Program(tmp_path), port=port, **settings))
+            running_server = stack.enter_context(
+                RunningServer(Program(tmp_path), *arguments, port=port, **settings)
+            )
             assert running_server.token
             return LiveServer(
                 running_server, running_server.token, stack.enter_context(running_server.connect())

@@ -115,7 +115,7 @@ def test_an_old_provider_serves_again_after_a_restart(
     name = f"{room}:words:one"
     read_until_joined(server, name, "/a")
     server.running_server.stop()
-    again = own_server(server.running_server.port)
+    again = own_server(port=server.running_server.port)
     assert read_until_joined(again, name, "/b").json() == ["it", "/b"]
 
 

@@ -24,7 +24,7 @@ def test_front_ends_reconnect(
     began = time.monotonic()
     server.running_server.stop()
     assert time.monotonic() - began < 4
-    again = own_server(server.running_server.port)
+    again = own_server(port=server.running_server.port)
     for one in watching:
         one.wait_for("joined", 2, answer={})
     second = run_task(again, room)
@@ -46,7 +46,7 @@ def test_old_workers_reconnect(
         workers[worker.call("register", name="Sum", room=home)] = (home, worker)
         submit_until_woken(server, worker, home)
     server.running_server.stop()
-    again = own_server(server.running_server.port)
+    again = own_server(port=server.running_server.port)
     for worker_id, (home, worker) in workers.items():
         submit_until_woken(again, worker, home)
         task_id = again.client.submit(f"{home}:analysis:Sum")
