@@ -98,14 +98,14 @@ async def test_repeated_failures_are_counted(caplog: pytest.LogCaptureFixture) -
     logger = logging.getLogger("zndraw_joblib.test_repeats")
     logger.addFilter(notice := Notice())
     try:
-        failures = RepeatedFailure(logger, 0.05)
+        failures = RepeatedFailure(logger, 0.25)
         for number in range(39):
             failures.log(f"it failed ({number})")
         assert messages() == ["it failed (0)"]
         logged.clear()
         async with asyncio.timeout(30):
             await logged.wait()
-        assert messages()[1:] == ["it failed (38) (38 times in 0.05 s)"]
+        assert messages()[1:] == ["it failed (38) (38 times in 0.25 s)"]
         away = OSError("it is away. The request was not applied; retry it later.")
         log_failed_work(logger, away, "Work waits", task_id="seven")
         log_failed_work(logger, OSError("it is away still"), "Other work waits")
