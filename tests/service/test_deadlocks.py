@@ -2,6 +2,8 @@
 
 import asyncio
 import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
@@ -18,6 +20,7 @@ from zndraw_joblib.server.process.settings import ServerSettings
 from zndraw_joblib.server.queue import rules_providers, sql_worker_tokens
 from zndraw_joblib.wire.policy import Backoff, RetryOn
 from zndraw_joblib.wire.providers import ProviderRegisterRequest
+from zndraw_joblib.wire.statuses import TaskStatus
 
 POLICY: dict[str, Any] = {
     "max_in_flight": 3,
@@ -93,6 +96,46 @@ async def test_two_replicas_with_every_limit(
     ]
     await run_together(actors)
     assert await deadlocks(engine) == before
+
+
+async def take_in_turn(engine: AsyncEngine) -> None:
+    """Lock the rows of all jobs for a moment, again and again."""
+    while True:
+        async with engine.begin() as connection:
+            await connection.execute(text("SELECT id FROM joblib_job ORDER BY id FOR NO KEY UPDATE"))
+            await asyncio.sleep(0.3)
+
+
+@asynccontextmanager
+async def jobs_taken_in_turn(engine: AsyncEngine) -> AsyncIterator[None]:
+    """Let five transactions take the rows of all jobs in turn."""
+    others = [asyncio.create_task(take_in_turn(engine)) for _ in range(5)]
+    try:
+        async with engine.connect() as connection:
+            await until(lambda: waits(connection))
+        yield
+    finally:
+        for other in others:
+            other.cancel()
+        await asyncio.wait(others)
+
+
+@pytest.mark.slow
+@on_postgresql
+async def test_claims_get_a_row_that_others_take_in_turn(
+    open_replica: OpenReplica, engine: AsyncEngine
+) -> None:
+    """Claims of several workers wait for the row of a job with a limit; PostgreSQL serves it in order.
+
+    The others need more than a second for a round. A claim that gave up each time before would starve.
+    """
+    replica = open_replica()
+    jobs = [await replica.register(max_in_flight=100) for _ in range(6)]
+    for job in jobs:
+        await replica.submit(job)
+    async with jobs_taken_in_turn(engine):
+        claimed = await asyncio.gather(*[replica.claim(job.worker_id) for job in jobs])
+    assert [task and task.status for task in claimed] == [TaskStatus.CLAIMED] * len(jobs)
 
 
 # Of tokens, in an order that is not that of their names.
