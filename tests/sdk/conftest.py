@@ -12,6 +12,7 @@ from sdk.live import LiveServer
 from zndraw_joblib.client.connection import Connection
 from zndraw_joblib.jobs.capture import running, stop_following_threads
 from zndraw_joblib.jobs.task_channel import TaskChannel
+from zndraw_joblib.worker import session
 from zndraw_joblib.worker.manager import JobManager
 from zndraw_joblib.worker.tasks import ClaimedTask
 
@@ -68,6 +69,12 @@ def worker(api: Connection) -> Iterator[Callable[..., JobManager]]:
             return manager
 
         yield make
+
+
+@pytest.fixture
+def patient_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let frequent heartbeats wait for a slow server: otherwise a warning says after 2 s that one failed."""
+    monkeypatch.setattr(session, "_SHORTEST_TIMEOUT_SECONDS", 60.0)
 
 
 @pytest.fixture

@@ -28,6 +28,7 @@ def end_elsewhere(manager: JobManager, api: Connection, task_id: str, status: Ta
     wait_until(lambda: task_id not in manager.held_tasks)
 
 
+@pytest.mark.usefixtures("patient_heartbeats")
 @pytest.mark.parametrize("executor", ["thread", "process"])
 @pytest.mark.parametrize(
     ("how", "status"),

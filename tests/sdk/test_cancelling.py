@@ -54,6 +54,7 @@ def set_status(api: Connection, task_id: str, status: TaskStatus) -> None:
     RestApi(api).send_call(calls.update_task(task_id, TaskUpdateRequest(status=status)))
 
 
+@pytest.mark.usefixtures("patient_heartbeats")
 @pytest.mark.parametrize("ending", [1, 2], ids=["returns", "raises"])
 def test_a_heartbeat_reports_a_cancellation(
     worker: Make,

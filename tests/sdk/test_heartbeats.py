@@ -29,7 +29,8 @@ class Work(Extension):
 
 url, token, room, concurrency = sys.argv[1:]
 execute = lambda task: task.extension.run(None)
-with connect(url, token) as api, JobManager(api, execute=execute, concurrency=int(concurrency)) as manager:
+options = {"concurrency": int(concurrency), "heartbeat_interval": 1}
+with connect(url, token) as api, JobManager(api, execute=execute, **options) as manager:
     manager.register(Work, room=room)
     manager.wait()
 """
@@ -39,7 +40,8 @@ def test_a_worker_that_computes_in_all_threads_stays(
     own_server: Callable[..., LiveServer], worker: Callable[..., JobManager], room: str, tmp_path: Path
 ) -> None:
     """Its threads compute in Python for several heartbeats; the server never counts it as silent."""
-    live = own_server(worker_timeout_seconds=4, sweeper_interval_seconds=0.2)
+    # Many heartbeats: the server of this process, too, may get no time for some seconds.
+    live = own_server(worker_timeout_seconds=20, sweeper_interval_seconds=0.2)
     with live.connect() as api, ExitStack() as stack:
         caller = worker(at=api)
         arguments = [sys.executable, "-c", SCRIPT, live.url, TOKEN, room, str(CONCURRENCY)]
