@@ -5,6 +5,7 @@ import inspect
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing
+from math import inf
 from typing import Any
 from uuid import uuid4
 
@@ -17,6 +18,8 @@ _TTL = 60  # longer than any check takes
 _CALLERS = 200
 _SLICES = 50
 _AFTER_TTL_SECONDS = 1.35
+# How much later than its timeout a wait may end, without the pauses of the event loop.
+_LATE_SECONDS = 2.0
 _UNUSUAL_KEYS = ("", " ", "a b", "a:b:c", "x*?[y]", "%s{}'\"\\", "line\nbreak", "häß→", "k" * 500)
 
 
@@ -215,10 +218,12 @@ class _Checker:
             "wait_for_key with a timeout of 0 does not return the stored value",
         )
 
-    async def _within_wake_timeout(self, waiting: Awaitable[bytes | None], message: str) -> bytes | None:
+    async def _within_wake_timeout(
+        self, waiting: Awaitable[bytes | None], message: str, most: float = inf
+    ) -> bytes | None:
         task = asyncio.ensure_future(waiting)
         try:
-            _require(not await _still_pending([task], self.wake_timeout), message)
+            _require(not await _still_pending([task], min(self.wake_timeout, most)), message)
             return task.result()
         finally:
             task.cancel()
@@ -288,13 +293,13 @@ class _Checker:
         loop = asyncio.get_running_loop()
         for seconds in (0, 0.3):
             began = loop.time()
+            waiting = self.backend.wait_for_key(_new_key(), seconds)
             value = await self._within_wake_timeout(
-                self.backend.wait_for_key(_new_key(), seconds), f"a wait of {seconds} s takes too long"
+                waiting, f"a wait of {seconds} s takes too long", seconds + _LATE_SECONDS
             )
             took = loop.time() - began
             _require(value is None, "wait_for_key returns a value although none is stored")
             _require(took >= 0.9 * seconds, f"a wait of {seconds} s ends after {took:.2f} s")
-            _require(took <= seconds + 2, f"a wait of {seconds} s takes {took:.2f} s")
 
     async def streams(self) -> None:
         """A stream returns the size and the bytes of a value in chunks of at most 1 MiB."""
