@@ -68,7 +68,8 @@ async def test_events_of_another_process_reach_sockets_and_waiters(
         with WorkerProcess(INTERNAL_WORKER, **settings):
             front = socketio.AsyncClient()
             front.on("task_status_event", lambda event: seen.append(event["status"]))
-            await front.connect(server.url, auth={"token": server.token}, transports=["websocket"])
+            token = {"token": server.token}
+            await front.connect(server.url, auth=token, transports=["websocket"], wait_timeout=60)
             assert await front.call("join_room", {"room_id": "lab"}) == {}
             assert (await wait_for_end(client, await submit(client, END_AS)))["result"]["room"] == "lab"
             await until(lambda: seen == ["claimed", "running", "completed"])

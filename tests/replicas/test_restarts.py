@@ -146,7 +146,7 @@ async def two_servers(backends: Backends, pubsub: str) -> AsyncIterator[TwoServe
         client = socketio.AsyncClient()
         client.on("task_status_event", servers.record)
         token = {"token": processes[1].token}
-        await client.connect(processes[1].url, auth=token, transports=["websocket"])
+        await client.connect(processes[1].url, auth=token, transports=["websocket"], wait_timeout=60)
         stack.push_async_callback(client.disconnect)
         assert await client.call("join_room", {"room_id": "lab"}) == {}
         working = [asyncio.create_task(servers.work(worker)) for worker in workers]
