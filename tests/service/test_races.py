@@ -19,9 +19,16 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from zndraw_joblib.server.db.tables import Job, ProviderRequestRecord, Task, Token, Worker, WorkerJobLink
 from zndraw_joblib.server.process.ports import WorkerGrant
-from zndraw_joblib.server.queue import rules_providers, rules_queues, rules_workers, sql_providers
+from zndraw_joblib.server.queue import (
+    rules_providers,
+    rules_queues,
+    rules_tasks,
+    rules_workers,
+    sql_providers,
+)
 from zndraw_joblib.wire.events import TaskStatusEvent
-from zndraw_joblib.wire.messages import JobResponse, TaskResponse, WorkerInfo
+from zndraw_joblib.wire.messages import JobResponse, TaskResponse, TaskSubmitRequest, WorkerInfo
+from zndraw_joblib.wire.names import JobName
 from zndraw_joblib.wire.problems import InvalidTaskTransition, JobNotFound, SchemaConflict, WorkerNotFound
 from zndraw_joblib.wire.providers import ProviderRegisterRequest
 from zndraw_joblib.wire.requirements import matches
@@ -32,6 +39,7 @@ jobs, tasks, workers, links = Job.__table__, Task.__table__, Worker.__table__, W
 
 Pair = list[Replica]
 ROUNDS = 8
+LOCK_WAITS = select(func.count()).select_from(text("pg_locks")).where(text("NOT granted"))
 
 
 async def at_once(*requests: Any) -> list[Any]:
@@ -456,13 +464,12 @@ async def test_removing_a_provider_waits_for_an_open_request(replica: Replica) -
     request = ProviderRegisterRequest(category="files", name="home")
     item = rules_providers.ProviderToRegister(OWNER, "lab", request)
     provider, _ = await write(rules_providers.register, item=item)
-    waits = select(func.count()).select_from(text("pg_locks")).where(text("NOT granted"))
 
     async def insert_request(tx: Any) -> None:
         [found] = await sql_providers.lock(tx, [provider.id], shared=True)
         leave = partial(rules_providers.remove, caller=OWNER, provider_id=provider.id)
         leaving.append(asyncio.create_task(write(leave)))
-        while not (await tx.execute(waits)).scalar_one():  # noqa: ASYNC110 - a lock has no event
+        while not (await tx.execute(LOCK_WAITS)).scalar_one():  # noqa: ASYNC110 - a lock has no event
             await asyncio.sleep(0.01)
         await sql_providers.add(tx, found, "hash", "{}", await tx.now() + timedelta(seconds=60))
 
@@ -470,6 +477,29 @@ async def test_removing_a_provider_waits_for_an_open_request(replica: Replica) -
         await write(insert_request)
         await leaving[0]
     assert await replica.rows(ProviderRequestRecord.__table__) == []
+
+
+@pytest.mark.parametrize("kind", ["postgresql", "postgresql-of-a-host"])
+async def test_a_registration_that_waits_for_a_new_queue_serves_it(replica: Replica) -> None:
+    """The worker is linked to the first queue of its job, which a submit makes while it registers."""
+    name = JobName("@global", "modifiers", "Rotate")
+    first, item = await replica.register(), TaskSubmitRequest(requires={"node": 1})
+    submission = replica.runtime.submission(SUBMITTER, "lab", name, item)
+    registering = []
+
+    async def submit_slowly(tx: Any) -> None:
+        results = await rules_tasks.submit(tx, [submission])
+        assert isinstance(results[0], TaskResponse)
+        about = WorkerInfo(labels={"node": 1})
+        registering.append(asyncio.create_task(replica.register(about=about)))
+        while not (await tx.execute(LOCK_WAITS)).scalar_one():  # noqa: ASYNC110 - a lock has no event
+            await asyncio.sleep(0.01)
+
+    async with asyncio.timeout(TIMEOUT):
+        await replica.runtime.write(submit_slowly)
+        job = await registering[0]
+    assert (await replica.claim_task(job.worker_id)).requires == {"node": 1}
+    assert await replica.claim(first.worker_id) is None
 
 
 async def test_workers_come_and_go_while_queues_appear(pair: Pair) -> None:

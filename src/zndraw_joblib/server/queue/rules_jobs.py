@@ -199,8 +199,9 @@ async def _save(tx: Transaction, item: JobToRegister, default: JobPolicy, worker
         if max_jobs is not None:
             await _check_room(tx, room_id, max_jobs)
     rules_answers.publish_jobs_changed(tx, room_id)
-    has_others = others or (rows and job.id != rows[0].id) or _is_placed(policy, job.policy)
-    rows = await sql_jobs.lock_versions(tx, name) if has_others else [job]
+    # The first statement may have waited for the commit of a queue, which only the next one sees.
+    has_others = others or (rows and job.id != rows[0].id) or not (is_new or tx.is_sqlite)
+    rows = await sql_jobs.lock_versions(tx, name) if has_others or _is_placed(policy, job.policy) else [job]
     return _Saved(job, served, rows, policy, is_new or was_deleted, was_deleted)
 
 
