@@ -20,15 +20,23 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from zndraw_joblib.server.db.tables import Job, ProviderRequestRecord, Task, Token, Worker, WorkerJobLink
 from zndraw_joblib.server.process.ports import WorkerGrant
 from zndraw_joblib.server.queue import (
+    rules_jobs,
     rules_providers,
     rules_queues,
     rules_tasks,
     rules_workers,
+    sql_jobs,
     sql_providers,
 )
 from zndraw_joblib.wire.events import TaskStatusEvent
-from zndraw_joblib.wire.messages import JobResponse, TaskResponse, TaskSubmitRequest, WorkerInfo
-from zndraw_joblib.wire.names import JobName
+from zndraw_joblib.wire.messages import (
+    JobRegisterRequest,
+    JobResponse,
+    TaskResponse,
+    TaskSubmitRequest,
+    WorkerInfo,
+)
+from zndraw_joblib.wire.names import GLOBAL, JobName
 from zndraw_joblib.wire.problems import InvalidTaskTransition, JobNotFound, SchemaConflict, WorkerNotFound
 from zndraw_joblib.wire.providers import ProviderRegisterRequest
 from zndraw_joblib.wire.requirements import matches
@@ -39,6 +47,8 @@ jobs, tasks, workers, links = Job.__table__, Task.__table__, Worker.__table__, W
 
 Pair = list[Replica]
 ROUNDS = 8
+ROTATE = JobName(GLOBAL, "modifiers", "Rotate")
+only_postgresql = pytest.mark.parametrize("kind", ["postgresql", "postgresql-of-a-host"])
 LOCK_WAITS = select(func.count()).select_from(text("pg_locks")).where(text("NOT granted"))
 
 
@@ -479,27 +489,102 @@ async def test_removing_a_provider_waits_for_an_open_request(replica: Replica) -
     assert await replica.rows(ProviderRequestRecord.__table__) == []
 
 
-@pytest.mark.parametrize("kind", ["postgresql", "postgresql-of-a-host"])
-async def test_a_registration_that_waits_for_a_new_queue_serves_it(replica: Replica) -> None:
-    """The worker is linked to the first queue of its job, which a submit makes while it registers."""
-    name = JobName("@global", "modifiers", "Rotate")
-    first, item = await replica.register(), TaskSubmitRequest(requires={"node": 1})
-    submission = replica.runtime.submission(SUBMITTER, "lab", name, item)
-    registering = []
+async def meanwhile(replica: Replica, work: Any, *others: Any) -> Any:
+    """Begin others in a transaction of `work`, each when the former waits, and commit when the last one does.
 
-    async def submit_slowly(tx: Any) -> None:
-        results = await rules_tasks.submit(tx, [submission])
-        assert isinstance(results[0], TaskResponse)
-        about = WorkerInfo(labels={"node": 1})
-        registering.append(asyncio.create_task(replica.register(about=about)))
-        while not (await tx.execute(LOCK_WAITS)).scalar_one():  # noqa: ASYNC110 - a lock has no event
-            await asyncio.sleep(0.01)
+    Return the result or problem of the last one.
+    """
+    begun: list[Any] = []
+
+    async def write(tx: Any) -> None:
+        await work(tx)
+        for other in others:
+            begun.append(asyncio.ensure_future(other()))
+            while (await tx.execute(LOCK_WAITS)).scalar_one() < len(begun):  # noqa: ASYNC110 - as above
+                await asyncio.sleep(0.01)
 
     async with asyncio.timeout(TIMEOUT):
-        await replica.runtime.write(submit_slowly)
-        job = await registering[0]
+        await replica.runtime.write(write)
+        return (await asyncio.gather(*begun, return_exceptions=True))[-1]
+
+
+async def submit_first(replica: Replica, tx: Any, **options: Any) -> None:
+    """Submit a task to a new queue of the job that `Replica.register` registers."""
+    request = TaskSubmitRequest(requires={"node": 1}, **options)
+    submission = replica.runtime.submission(SUBMITTER, "lab", ROTATE, request)
+    submission.validate_payload = False
+    [result] = await rules_tasks.submit(tx, [submission])
+    assert isinstance(result, TaskResponse)
+
+
+def registration(schema: dict[str, Any] | None = None, **policy: Any) -> rules_jobs.JobToRegister:
+    """Return the registration of that job without a worker."""
+    fields = {} if schema is None else {"schema_": schema}
+    request = JobRegisterRequest(category=ROTATE.category, name=ROTATE.name, **fields, **policy)
+    return rules_jobs.JobToRegister(OWNER, GLOBAL, request)
+
+
+@only_postgresql
+async def test_a_registration_that_waits_for_a_new_queue_serves_it(replica: Replica) -> None:
+    """The worker is linked to the first queue of its job, which a submit makes while it registers."""
+    first = await replica.register()
+    register = partial(replica.register, about=WorkerInfo(labels={"node": 1}))
+    job = await meanwhile(replica, partial(submit_first, replica), register)
     assert (await replica.claim_task(job.worker_id)).requires == {"node": 1}
     assert await replica.claim(first.worker_id) is None
+
+
+@only_postgresql
+async def test_a_worker_that_unregisters_while_a_queue_appears_leaves_it_too(replica: Replica) -> None:
+    """It gets no task of the queue."""
+    job = await replica.register(about=WorkerInfo(labels={"node": 1}))
+    write = replica.runtime.write
+    unlink = partial(write, rules_workers.unlink_job, OWNER, worker_id=job.worker_id, name=ROTATE)
+    lock = partial(sql_jobs.lock, job_ids=[job.id])
+    submit = partial(replica.submit, job, requires={"node": 1})
+    assert await meanwhile(replica, lock, submit, unlink) is None
+    assert await replica.rows(links) == []
+    assert (await replica.rows(jobs, jobs.c.id == job.id))[0].unserved_since is not None
+
+
+@only_postgresql
+async def test_a_schema_is_not_replaced_while_the_first_task_of_a_queue_appears(replica: Replica) -> None:
+    """Its payload fits the schema that the job has; the new one does not accept it."""
+    number, word = ({"type": "object", "properties": {"x": {"type": kind}}} for kind in ("integer", "string"))
+    write = replica.runtime.write
+    await write(rules_jobs.put, registration(number))
+    submit = partial(submit_first, replica, payload={"x": 1})
+    problem = await meanwhile(replica, submit, partial(write, rules_jobs.put, registration(word)))
+    assert isinstance(problem, SchemaConflict)
+    assert [row.schema for row in await replica.rows(jobs)] == [number, number]
+
+
+@only_postgresql
+async def test_a_put_without_a_schema_keeps_a_new_one(replica: Replica) -> None:
+    """Also one that is written while it waits."""
+    old, new = {"required": ["x"]}, {"required": ["y"]}
+    write = replica.runtime.write
+    await write(rules_jobs.put, registration(old))
+    change = partial(rules_jobs.put, item=registration(new))
+    put = partial(write, rules_jobs.put, registration(max_in_flight=2))
+    assert isinstance(await meanwhile(replica, change, put), tuple)
+    assert [(row.schema, row.max_in_flight) for row in await replica.rows(jobs)] == [(new, 2)]
+
+
+@only_postgresql
+async def test_a_submit_that_waits_for_a_new_version_is_accepted(replica: Replica) -> None:
+    """Two versions have a queue for what it requires; a third one replaces the second meanwhile."""
+    schemas = [{"required": ["x", "y", "z"][:count]} for count in (3, 2, 1)]
+    payload = {"x": 1, "y": 2, "z": 3}
+    for schema in schemas[:2]:
+        job = await replica.register(schema=schema)
+        await replica.submit(job, payload, requires={"node": 1})
+    third = JobRegisterRequest(category=ROTATE.category, name=ROTATE.name, schema_=schemas[2])
+    register = partial(rules_jobs.register, item=rules_jobs.JobToRegister(OWNER, GLOBAL, third))
+    submit = partial(replica.submit, job, payload, requires={"node": 1})
+    assert isinstance(await meanwhile(replica, register, submit), TaskResponse)
+    queues = await replica.rows(jobs, jobs.c.requires.is_not(None))
+    assert Counter(row.schema["required"][-1] for row in queues) == {"z": 1, "y": 1, "x": 1}
 
 
 async def test_workers_come_and_go_while_queues_appear(pair: Pair) -> None:

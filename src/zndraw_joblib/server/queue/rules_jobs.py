@@ -146,7 +146,9 @@ async def put(tx: Transaction, item: JobToRegister) -> tuple[JobResponse, bool]:
         raise Conflict(f"Jobs of {INTERNAL} are declared by the server: register a job of another room")
     request = item.request
     if "schema_" not in request.model_fields_set:
-        current = await sql_jobs.by_name(tx, JobName(item.room_id, request.category, request.name))
+        name = JobName(item.room_id, request.category, request.name)
+        await sql_jobs.lock_versions(tx, name)
+        current = await sql_jobs.by_name(tx, name)
         if current is not None:
             item = item._replace(request=request.model_copy(update={"schema_": current.schema}))
     saved = await _save(tx, item, JobPolicy(without_workers=WithoutWorkers.QUEUE), None)
@@ -181,8 +183,7 @@ async def _save(tx: Transaction, item: JobToRegister, default: JobPolicy, worker
     name = JobName(room_id, request.category, request.name)
     named = _named_policy(request)
     policy = default.model_copy(update={field: getattr(named, field) for field in named.model_fields_set})
-    rows = await sql_jobs.lock_versions(tx, name)
-    job, is_new = await sql_jobs.add_or_lock(tx, name, request.schema_, policy, caller.id)
+    job, is_new, rows = await _locked(tx, item, policy)
     others = [row for row in rows if row.id != job.id]
     served, was_deleted = job, job.deleted
     if was_deleted:
@@ -199,10 +200,22 @@ async def _save(tx: Transaction, item: JobToRegister, default: JobPolicy, worker
         if max_jobs is not None:
             await _check_room(tx, room_id, max_jobs)
     rules_answers.publish_jobs_changed(tx, room_id)
-    # The first statement may have waited for the commit of a queue, which only the next one sees.
-    has_others = others or (rows and job.id != rows[0].id) or not (is_new or tx.is_sqlite)
-    rows = await sql_jobs.lock_versions(tx, name) if has_others or _is_placed(policy, job.policy) else [job]
+    has_others = others or (rows and job.id != rows[0].id) or _is_placed(policy, job.policy)
+    rows = await sql_jobs.lock_versions(tx, name) if has_others else [job]
     return _Saved(job, served, rows, policy, is_new or was_deleted, was_deleted)
+
+
+async def _locked(
+    tx: Transaction, item: JobToRegister, policy: JobPolicy
+) -> tuple[JobRecord, bool, list[JobRecord]]:
+    """Insert the job of a registration unless it exists. Return it, whether it is new, and all its rows."""
+    name = JobName(item.room_id, item.request.category, item.request.name)
+    rows = await sql_jobs.lock_versions(tx, name)
+    job, is_new = await sql_jobs.add_or_lock(tx, name, item.request.schema_, policy, item.caller.id)
+    if not (is_new or tx.is_sqlite):
+        # The statement may have waited for the commit of a queue or a version, which only the next one sees.
+        rows = await sql_jobs.lock_versions(tx, name)
+    return job, is_new, rows
 
 
 def _is_placed(*policies: JobPolicy) -> bool:

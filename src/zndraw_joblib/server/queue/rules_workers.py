@@ -338,6 +338,9 @@ async def unlink_job(tx: Transaction, caller: Identity, worker_id: UUID, name: J
     rules_answers.publish_jobs_changed(tx, name.room_id)
     job_ids = [version.id for version in versions]
     await sql_jobs.lock_with_versions(tx, job_ids)
+    # A submit may have made a queue meanwhile, and linked it to the worker.
+    job_ids = [version.id for version in await sql_jobs.versions(tx, name)]
+    await sql_workers.unlink_job(tx, worker_id, job_ids)
     await rules_jobs.record_unserved(tx, job_ids)
     # Waiting claims of the worker now exclude this job.
     tx.wake(worker_key(worker_id))

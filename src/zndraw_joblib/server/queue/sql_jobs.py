@@ -498,9 +498,10 @@ async def lock_by_names(tx: Transaction, names: Sequence[JobName]) -> dict[JobNa
     """Lock the active jobs of these names until the commit, and return them. No name is there twice."""
     params = {"all_full_name": padded([str(name) for name in names])}
     rows = (await tx.execute(_LOCK_NAMED, params)).all()
-    if len(rows) < len(names) and not tx.is_sqlite:
+    before = None
+    while len(rows) < len(names) and not tx.is_sqlite and (ids := {row.id for row in rows}) != before:
         # The statement may have waited for the commit of a new version, which only the next one sees.
-        rows = (await tx.execute(_LOCK_NAMED, params)).all()
+        before, rows = ids, (await tx.execute(_LOCK_NAMED, params)).all()
     tx.record_now(rows)
     records = [JobRecord(*row[:-1]) for row in rows]
     return {job.name: job for job in records}

@@ -12,8 +12,6 @@ from zndraw_joblib.server.queue.sql_jobs import COLUMNS, OF_JOB, QUEUE_NAME, Job
 from zndraw_joblib.wire.masks import joined_paths
 from zndraw_joblib.wire.names import JobName
 
-# The row of the version may not be known to a statement that has waited for its commit.
-_TRIES = 2
 _LOCK = statement(
     f"""
 SELECT {", ".join(COLUMNS)}, CURRENT_TIMESTAMP
@@ -181,22 +179,24 @@ async def lock(
         "all_full_name": padded([str(name) for name in names]),
         "all_requires": padded(sorted(requires)),
     }
-    records: list[JobRecord] = []
-    for _ in range(1 if tx.is_sqlite else _TRIES):
+    ids: set[UUID] | None = None
+    while True:
         rows = (await tx.execute(_LOCK, params)).all()
         tx.record_now(rows)
         records = [JobRecord(*row[:-1]) for row in rows]
-        if len(records) >= len(names) * (1 + len(requires)):
-            break
-    jobs = {job.name: job for job in records if not job.superseded}
-    queues = [
-        record
-        for record in records
-        if record.requires is not None
-        and record.name in jobs
-        and version_of(record.job_version) == jobs[record.name].job_version
-    ]
-    return jobs, queues
+        jobs = {job.name: job for job in records if not job.superseded}
+        queues = {
+            (record.name, record.requires): record
+            for record in records
+            if record.requires is not None
+            and record.name in jobs
+            and version_of(record.job_version) == jobs[record.name].job_version
+        }
+        is_complete = len(jobs) == len(names) and len(queues) == len(names) * len(requires)
+        before, ids = ids, {record.id for record in records}
+        if is_complete or tx.is_sqlite or ids == before:
+            return jobs, list(queues.values())
+        # The statement may have waited for the commit of a version or a queue, which only the next one sees.
 
 
 async def of_job(tx: Transaction, name: JobName | str) -> list[QueueRow]:
