@@ -27,6 +27,7 @@ from zndraw_joblib.server.queue import (
     rules_workers,
     sql_jobs,
     sql_providers,
+    sql_workers,
 )
 from zndraw_joblib.wire.events import TaskStatusEvent
 from zndraw_joblib.wire.messages import (
@@ -585,6 +586,32 @@ async def test_a_submit_that_waits_for_a_new_version_is_accepted(replica: Replic
     assert isinstance(await meanwhile(replica, register, submit), TaskResponse)
     queues = await replica.rows(jobs, jobs.c.requires.is_not(None))
     assert Counter(row.schema["required"][-1] for row in queues) == {"z": 1, "y": 1, "x": 1}
+
+
+@only_postgresql
+async def test_a_claim_that_waits_while_a_queue_appears_keeps_the_limit_of_its_job(replica: Replica) -> None:
+    """It counts the task that another worker has claimed from the new queue."""
+    about = WorkerInfo(labels={"node": 1})
+    job, second = [await replica.register(about=about, max_in_flight=1) for _ in range(2)]
+    await replica.submit(job)
+    other = await replica.register("Other", max_in_flight=1)
+    for _ in range(2):
+        await replica.submit(other)
+    for _ in range(60):  # until a claim of a job with a limit is no longer tried as a plain one
+        await replica.claim(other.worker_id)
+    claims = []
+
+    async def lock_worker(tx: Any) -> None:
+        await sql_workers.lock(tx, [job.worker_id])
+        claims.append(asyncio.ensure_future(replica.claim(job.worker_id)))
+        while not (await tx.execute(LOCK_WAITS)).scalar_one():  # noqa: ASYNC110 - a lock has no event
+            await asyncio.sleep(0.01)
+        await replica.submit(job, requires={"node": 1}, priority=10)
+        assert (await replica.claim_task(second.worker_id)).requires == {"node": 1}
+
+    async with asyncio.timeout(TIMEOUT):
+        await replica.runtime.write(lock_worker)
+        assert await claims[0] is None
 
 
 async def test_workers_come_and_go_while_queues_appear(pair: Pair) -> None:

@@ -471,7 +471,9 @@ class _OpenQueues:
             for job_id, head in limited.items()
             if head.max_in_flight is not None and job_id not in busy
         }
-        self._free |= await rules_fairness.free_slots(self._tx, free, versions)
+        # A queue may have appeared while the claim waited for a lock. It is not in `versions`, but counts.
+        all_versions = await sql_jobs.versions_of(self._tx, free) if free else {}
+        self._free |= await rules_fairness.free_slots(self._tx, free, all_versions)
         for job_id in free.keys() & versioned:
             self.shared.add(versions[job_id], self._free[job_id])
         limits = {
