@@ -219,11 +219,11 @@ class _Checker:
         )
 
     async def _within_wake_timeout(
-        self, waiting: Awaitable[bytes | None], message: str, most: float = inf
+        self, waiting: Awaitable[bytes | None], message: str, longest: float = inf
     ) -> bytes | None:
         task = asyncio.ensure_future(waiting)
         try:
-            _require(not await _still_pending([task], min(self.wake_timeout, most)), message)
+            _require(not await _still_pending([task], min(self.wake_timeout, longest)), message)
             return task.result()
         finally:
             task.cancel()

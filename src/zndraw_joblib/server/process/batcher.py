@@ -474,16 +474,16 @@ class _Blocked(Generic[Item, Result]):
         groups = [self.groups[lock] for lock in locks]
         count = self._scale.count(item for group in groups for (item, _), _ in group.entries)
         entries = ((lock, entry) for lock in locks for entry in self.groups[lock].entries)
-        taken = list(islice(entries, count))
-        for lock, _ in taken:
+        items = list(islice(entries, count))
+        for lock, _ in items:
             self.groups[lock].entries.popleft()
-        self.count -= len(taken)
-        live = [(lock, entry) for lock, entry in taken if not entry[0][1].done()]
+        self.count -= len(items)
+        live = [(lock, entry) for lock, entry in items if not entry[0][1].done()]
         if turns is self._brief:
             patience = min(_PROMPT_SECONDS, _FIRST_TRY_SECONDS * 2.0 ** groups[0].tries)
         else:
             parts = 2 if len(locks) > 1 else 1 + len(turns.locks)
-            first = min(gives_up for _, (_, gives_up) in taken)
+            first = min(gives_up for _, (_, gives_up) in items)
             patience = max(_PROMPT_SECONDS, (first - time.monotonic()) / parts)
         try:
             results = await self._commit([entry for _, (entry, _) in live], patience)
